@@ -1,0 +1,117 @@
+"""The life of a service process: settings, logging, health, metrics, signals, drain.
+
+settings → build (open resources, register servicers) → serve → SIGTERM or SIGINT → NOT_SERVING → finish the calls
+in flight within the grace period → close resources → exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar, cast
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from services import rpc, settings
+from services.errors import ServiceError
+from services.settings import SettingsError, setting
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What every gRPC service can be told."""
+
+    listen: str = setting("127.0.0.1:0", help="address to serve on: host:port or unix:path")
+    metrics_listen: str = setting("", help="host:port of the HTTP /metrics page; empty: none", parse=str)
+    reflection: bool = setting(False, help="answer gRPC reflection")
+    grace_s: float = setting(30.0, help="seconds that calls in flight get at shutdown", minimum=0)
+    log_level: str = setting(
+        "info", help="debug, info, warning or error", choices=("debug", "info", "warning", "error")
+    )
+
+
+_Settings = TypeVar("_Settings", bound=ServerSettings)
+Build = Callable[[_Settings, grpc.aio.Server], AbstractAsyncContextManager[Sequence[str]]]
+
+
+def main(service: str, cls: type[_Settings], build: Build[_Settings], argv: Sequence[str] | None = None) -> int:
+    """Run a service until a signal; the process's exit status.
+
+    ``build`` opens what the service needs, registers its servicers on the server, yields their full names, and closes
+    what it opened. Whatever stops the start is one line on standard error.
+    """
+    try:
+        config = settings.load(cls, service, sys.argv[1:] if argv is None else argv, os.environ)
+        configure_logging(config.log_level)
+        log_settings(service, config)
+        asyncio.run(serve(config, build))
+    except SettingsError as error:
+        return fail(service, error, 2)
+    except (ServiceError, OSError) as error:
+        return fail(service, error, 1)
+    return 0
+
+
+def fail(service: str, error: Exception, status: int) -> int:
+    """Say in one line why the process ends."""
+    sys.stderr.write(f"fencepost {service}: {error}\n")
+    return status
+
+
+def configure_logging(level: str) -> None:
+    """One plain line a record on standard error."""
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+def log_settings(service: str, config: Any) -> None:
+    """Log the effective settings once."""
+    shown = " ".join(f"{name}={value}" for name, value in asdict(config).items())
+    _log.info("%s settings: %s", service, shown)
+
+
+async def serve(config: _Settings, build: Build[_Settings]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises OSError when an address cannot be had."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = rpc.new_server()
+    checks = cast(Any, health).aio.HealthServicer()
+    cast(Any, health_pb2_grpc).add_HealthServicer_to_server(checks, server)
+    # Bound before the slow part, so that a taken port shows at once; calls wait until start().
+    rpc.bind(server, config.listen)
+    if config.metrics_listen:
+        start_metrics(config.metrics_listen)
+    async with build(config, server) as names:
+        for name in ("", *names):
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if config.reflection:
+            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME, health.SERVICE_NAME), server)
+        await server.start()
+        _log.info("serving on %s", config.listen)
+        await stop.wait()
+        _log.info("draining")
+        await checks.enter_graceful_shutdown()
+        await server.stop(config.grace_s)
+
+
+def start_metrics(address: str) -> None:
+    """Serve /metrics. Raises OSError naming the address."""
+    host, _, port = address.rpartition(":")
+    try:
+        start_http_server(int(port), host or "127.0.0.1")
+    except (OSError, ValueError, OverflowError) as error:
+        raise OSError(f"cannot serve metrics on {address}: {error}") from None
