@@ -1,0 +1,156 @@
+"""Builds an engine from its settings: model, pools, scheduler, disk tier, servicer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+import numpy as np
+from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
+
+from services.engine.blocks import BlockPool
+from services.engine.cache_manager import CacheManager
+from services.engine.config import EngineConfig
+from services.engine.core import EngineCore
+from services.engine.errors import ModelUnusable
+from services.engine.prefix_tree import PrefixTree
+from services.engine.runtime import Batch, ModelLoadError, PagedRuntime, Row, load_model
+from services.engine.runtime.probe import probe
+from services.engine.scheduler import EndRules, Scheduler
+from services.engine.servicer import EngineServicer, ModelFacts
+from services.engine.ssd_tier import ModelIdentity, SsdTier
+from services.engine.store_client import StoreClient
+from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
+from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    runtime: PagedRuntime
+    vocabulary: Vocabulary
+    identity: ModelIdentity
+    context_tokens: int
+
+
+@asynccontextmanager
+async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
+    """Load the model, start the step loop and register the servicer; drains pending writes on the way out.
+
+    Raises ModelUnusable naming the file or setting.
+    """
+    loaded = await asyncio.to_thread(_load, config)
+    runtime = loaded.runtime
+    pool = BlockPool(runtime.num_blocks)
+    tree = PrefixTree(config.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
+    rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
+    scheduler = Scheduler(
+        CacheManager(pool, tree), rules, step_tokens=config.step_tokens, max_running=config.max_running
+    )
+    client = StoreClient(config.kvstore) if config.kvstore else None
+    with ThreadPoolExecutor(1, "compute") as compute, ThreadPoolExecutor(1, "state") as copying:
+        tier = None
+        if client is not None:
+            tier = SsdTier(
+                client,
+                runtime,
+                loaded.identity,
+                copying,
+                min_restore_tokens=config.min_restore_tokens,
+                restore_timeout_s=config.restore_timeout_s,
+            )
+        core = EngineCore(
+            runtime,
+            scheduler,
+            tier,
+            compute,
+            context_tokens=loaded.context_tokens,
+            max_waiting=config.max_waiting,
+            max_pending_writes=config.max_pending_writes,
+        )
+        # The stubs call methods abstract that the generated base answers with UNIMPLEMENTED.
+        servicer = EngineServicer(core, _facts(config, loaded))  # pyright: ignore[reportAbstractUsage]
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
+        async with asyncio.TaskGroup() as tasks:
+            loop = tasks.create_task(core.run())
+            try:
+                yield [engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name]
+                await core.drain(config.grace_s)
+            finally:
+                loop.cancel()
+    if client is not None:
+        await client.close()
+
+
+def _load(config: EngineConfig) -> _Loaded:
+    if PAGE_TOKENS % config.block_tokens:
+        raise ModelUnusable(f"--block-tokens must divide {PAGE_TOKENS}, got {config.block_tokens}")
+    started_s = time.monotonic()
+    try:
+        vocabulary = load_vocabulary(config.model)
+        model = load_model(config.model, "cpu", config.threads)
+        layout, _ = probe(model)
+        identity = ModelIdentity(
+            model_type=model.model_type,
+            weights_fingerprint=weights_fingerprint(config.model),
+            tokenizer_fingerprint=tokenizer_fingerprint(config.model),
+            weight_format=str(model.dtype).removeprefix("torch."),
+        )
+    except (VocabularyError, ModelLoadError) as error:
+        raise ModelUnusable(str(error)) from None
+    except OSError as error:
+        raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
+    block_bytes = layout.bytes_per_token * config.block_tokens
+    num_blocks = config.vram_bytes // block_bytes
+    if num_blocks < 2:
+        raise ModelUnusable(f"--vram-bytes {config.vram_bytes} holds no two blocks of {block_bytes} bytes")
+    runtime = PagedRuntime(model, num_blocks=num_blocks, block_tokens=config.block_tokens)
+    context_tokens = min(runtime.context_tokens, num_blocks * config.block_tokens)
+    if context_tokens < runtime.context_tokens:
+        _log.warning("--vram-bytes holds %d tokens, fewer than the model's context", context_tokens)
+    _warm_up(runtime)
+    _log.info(
+        "loaded %s in %.1f s: %d blocks of %d tokens, %.2f GiB of state",
+        config.model.name,
+        time.monotonic() - started_s,
+        num_blocks,
+        config.block_tokens,
+        runtime.allocated_bytes / 2**30,
+    )
+    return _Loaded(runtime, vocabulary, identity, context_tokens)
+
+
+def _warm_up(runtime: PagedRuntime) -> None:
+    """Make the first request as fast as the second: libraries choose their kernels at first use."""
+    row = Row(token_ids=np.zeros(runtime.block_tokens, dtype=np.int32), start=0, block_ids=(0,), wants_logits=True)
+    runtime.forward(Batch((row,)))
+
+
+def _spelling(vocabulary: Vocabulary) -> Callable[[int], bytes]:
+    special = vocabulary.special_ids
+    return lambda token_id: b"" if token_id in special else vocabulary.spell(token_id)
+
+
+def _facts(config: EngineConfig, loaded: _Loaded) -> ModelFacts:
+    layout = loaded.runtime.layout
+    return ModelFacts(
+        name=config.model.name,
+        engine_id=secrets.token_hex(8),
+        tokenizer_fingerprint=loaded.identity.tokenizer_fingerprint,
+        weights_fingerprint=loaded.identity.weights_fingerprint,
+        vocabulary_size=loaded.runtime.vocab_size,
+        block_tokens=config.block_tokens,
+        page_tokens=PAGE_TOKENS,
+        context_tokens=loaded.context_tokens,
+        bytes_per_token=layout.bytes_per_token,
+        block_bytes=layout.bytes_per_token * config.block_tokens,
+        end_token_ids=tuple(sorted(loaded.runtime.eos_token_ids)),
+    )

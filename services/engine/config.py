@@ -1,0 +1,35 @@
+"""The engine's settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.process import ServerSettings
+from services.settings import byte_size, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(ServerSettings):
+    """Flags, with FENCEPOST_ENGINE_* behind them."""
+
+    listen: str = setting("127.0.0.1:7402", help="address to serve on: host:port or unix:path")
+    model: Path = setting(help="model directory (fencepost model pull prints it)")
+    kvstore: str = setting("", help="address of the kvstore; empty: no disk tier", parse=str)
+    device: str = setting("auto", help="device to compute on", choices=("auto", "cpu"))
+    vram_bytes: int = setting(
+        2 * 2**30, help="memory for cached and running state, e.g. 2GiB", parse=byte_size, minimum=1
+    )
+    block_tokens: int = setting(16, help="tokens in a block; divides 256", minimum=1, maximum=256)
+    step_tokens: int = setting(512, help="tokens computed in one step", minimum=1)
+    max_running: int = setting(16, help="requests computed at once", minimum=1)
+    max_waiting: int = setting(256, help="requests that may wait; more are refused", minimum=1)
+    threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
+    min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
+    max_pending_writes: int = setting(
+        16, help="terminal states that may wait to be stored; more are dropped", minimum=1
+    )
+    restore_timeout_s: float = setting(
+        30.0, help="seconds after which a restore goes on with what has arrived", minimum=0
+    )

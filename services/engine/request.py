@@ -1,0 +1,129 @@
+"""What a caller asks for, and the events it gets back. Values only; the servicer translates them to the contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Tier(Enum):
+    """Where a reused token's state lay."""
+
+    VRAM = "vram"
+    SSD = "ssd"
+
+
+class MissReason(Enum):
+    """Why a prompt's tokens were computed again."""
+
+    COLD = "cold"
+    FORKED = "forked"
+    RESTORE_FAILED = "restore_failed"
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    STOP_TEXT = "stop_text"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    PREFILLED = "prefilled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. ``temperature`` 0 is greedy; ``seed`` None draws one."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None
+    stop_texts: tuple[bytes, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None  # None: what the context leaves; 0: prefill only
+    ignore_end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt. ``token_ids`` are int32 little-endian."""
+
+    cache_scope: str
+    token_ids: bytes
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    conversation_key: str = ""
+    tenant: str = ""
+    persist: bool = True
+    request_id: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How a prompt's tokens were come by. Sums to the prompt."""
+
+    tokens_by_tier: dict[Tier, int]
+    recomputed_tokens: int
+    miss: MissReason | None = None
+    miss_at_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds of wall time."""
+
+    queued_ms: float
+    restored_ms: float
+    prefilled_ms: float
+    decoded_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request has its blocks; ``cache`` is provisional while a restore runs."""
+
+    prompt_tokens: int
+    cache: CacheUse
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A long prompt is being computed; ``queue_position`` is None once admitted."""
+
+    prefilled_tokens: int
+    prompt_tokens: int
+    queue_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sampled ids, in order."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end. ``stop_text`` indexes the request's stop texts."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    cache: CacheUse
+    timings: Timings
+    stop_text: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end, by the engine's own fault."""
+
+    message: str
+
+
+Event = Admitted | Progress | Tokens | Finished | Failed

@@ -1,0 +1,197 @@
+"""Attention over paged state, behind transformers' AttentionInterface.
+
+Models are loaded with ATTENTION_NAME; each of their layers then calls `paged_attention`, which
+hands the layer's packed projections to the step object that travels through the model's keyword
+arguments. Two implementations answer the same question: `attend_runs` reads runs of the pools in
+place (CPU), `attend_gathered` copies the context together (any device, and the tests' oracle).
+
+Shapes: query [1, heads, T, dim], key and value [1, kv_heads, T, dim] are the step's own T packed
+tokens; pools are [kv_heads, slots, dim]; results are [1, T, heads, dim].
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from services.engine.runtime.errors import UnsupportedModelError
+from services.engine.runtime.plan import RowPlan, StepPlan
+from services.engine.runtime.runs import slots_of
+
+ATTENTION_NAME = "fencepost_paged"
+
+# Returns the output and each query's log-sum-exp. Unlike scaled_dot_product_attention it takes
+# the run views as they are, and the log-sum-exp is what makes partial results mergeable.
+_flash = cast(
+    Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # pyright: ignore
+)
+
+
+class AttentionStep(Protocol):
+    """What a forward carries for its layers."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Store this layer's new state and return the attention output, [1, T, heads, dim]."""
+        ...
+
+
+class AttentionLayer(Protocol):
+    """The part of a transformers attention module that is used here."""
+
+    layer_idx: int
+
+
+class _Registry(Protocol):
+    def register(self, key: str, value: Callable[..., object]) -> None: ...
+
+
+def paged_attention(
+    module: AttentionLayer,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    step: AttentionStep,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The function transformers calls in each layer.
+
+    Raises UnsupportedModelError where the layer asks for more than full causal attention:
+    ignoring the request would give plausible, wrong output.
+    """
+    if sliding_window is not None or softcap is not None or s_aux is not None:
+        raise UnsupportedModelError(f"layer {module.layer_idx} wants sliding-window, soft-capped or sink attention")
+    return step.attend(module.layer_idx, query, key, value, scaling), None
+
+
+cast(_Registry, AttentionInterface).register(ATTENTION_NAME, paged_attention)
+
+
+def attend_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    rows: Sequence[RowPlan],
+    scale: float,
+) -> torch.Tensor:
+    """Attend each row to its runs in place and to its own tokens causally; CPU only.
+
+    The query heads of one key head are folded into the query axis, so that they share one pass
+    over the keys. Partial results merge by log-sum-exp. The pools must already hold the state of
+    single-token rows.
+    """
+    _, num_heads, num_packed, dim = query.shape
+    num_groups = key.shape[1]
+    group = num_heads // num_groups
+    output = query.new_empty(1, num_packed, num_heads, dim)
+    for row in rows:
+        first, num_tokens = row.first, row.num_tokens
+        own_query = query[0].narrow(1, first, num_tokens)
+        folded = own_query.reshape(1, num_groups, group * num_tokens, dim)
+        grouped = (num_groups, group, num_tokens)
+        merged: tuple[torch.Tensor, torch.Tensor] | None = None
+        for run_first, run_stop in row.context:
+            keys = key_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
+            values = value_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
+            part, weight = _flash(folded, keys, values, 0.0, False, scale=scale)
+            merged = _merge(merged, part.view(*grouped, dim), weight.view(grouped))
+        if num_tokens > 1:
+            # Key heads take the batch axis: a stride of zero repeats them without a copy.
+            keys = key[0].narrow(1, first, num_tokens).unsqueeze(1).expand(*grouped, dim)
+            values = value[0].narrow(1, first, num_tokens).unsqueeze(1).expand(*grouped, dim)
+            part, weight = _flash(folded.view(*grouped, dim), keys, values, 0.0, True, scale=scale)
+            merged = _merge(merged, part, weight)
+        assert merged is not None, "a row sees at least its own token"
+        target = output[0].narrow(0, first, num_tokens).view(num_tokens, num_groups, group, dim)
+        target.copy_(merged[0].permute(2, 0, 1, 3))
+    return output
+
+
+def _merge(
+    merged: tuple[torch.Tensor, torch.Tensor] | None,
+    part: torch.Tensor,
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Combine two partial softmaxes, given as (output, log-sum-exp).
+
+    Invariant: each part covers at least one key, so log-sum-exps are finite and their
+    difference is never inf − inf. Only the difference is exponentiated: no overflow.
+    """
+    if merged is None:
+        return part, weight
+    output, total = merged
+    share = torch.sigmoid(weight - total).unsqueeze(-1)
+    return torch.lerp(output, part, share), torch.logaddexp(total, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRow:
+    """One row of `attend_gathered`.
+
+    slots: the pool slots of all tokens the row sees, its own included.
+    mask: [num_tokens, len(slots)], true where seen; None where every token sees everything.
+    """
+
+    first: int
+    num_tokens: int
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+
+
+def gathered_rows(plan: StepPlan) -> tuple[GatheredRow, ...]:
+    """Index tensors and masks for a step."""
+    device = plan.slots.device
+    rows: list[GatheredRow] = []
+    for row in plan.rows:
+        parts = [torch.as_tensor(slots_of(row.context), device=device)] if row.context else []
+        mask = None
+        if row.num_tokens > 1:
+            parts.append(plan.slots.narrow(0, row.first, row.num_tokens))
+            num_seen = sum(len(part) for part in parts)
+            mask = torch.ones(row.num_tokens, num_seen, dtype=torch.bool, device=device)
+            mask = mask.tril(num_seen - row.num_tokens)
+        rows.append(GatheredRow(row.first, row.num_tokens, torch.cat(parts), mask))
+    return tuple(rows)
+
+
+def attend_gathered(
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    rows: Sequence[GatheredRow],
+    scale: float,
+) -> torch.Tensor:
+    """Gather each row's keys and values, then one masked attention per row; any device.
+
+    The pools must already hold the state of all rows.
+    """
+    output = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
+    for row in rows:
+        attended = scaled_dot_product_attention(
+            query.narrow(2, row.first, row.num_tokens),
+            key_pool.index_select(1, row.slots).unsqueeze(0),
+            value_pool.index_select(1, row.slots).unsqueeze(0),
+            attn_mask=row.mask,
+            scale=scale,
+            enable_gqa=True,
+        )
+        output.narrow(1, row.first, row.num_tokens).copy_(attended.transpose(1, 2))
+    return output

@@ -1,0 +1,182 @@
+"""Runtime A: paged, packed attention on unmodified transformers models.
+
+It owns the pools and knows nothing of who uses which block: schedulers and trees above it deal
+in block ids, kvstore in the byte spans read and written here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows
+from services.engine.runtime.batch import Batch
+from services.engine.runtime.loader import LoadedModel
+from services.engine.runtime.plan import StepPlan, plan_step
+from services.engine.runtime.probe import probe
+from services.engine.runtime.runs import slot_runs
+
+
+class PagedRuntime:
+    """A model and the preallocated pools of its state.
+
+    Pools are indexed [layer][channel] and head-major, [heads, num_blocks * block_tokens,
+    head_dim], so that a run of consecutive blocks is a plain view.
+
+    Threads: `forward` and `copy_rows` run on one worker thread. Spans may be read and written
+    from others at the same time, as long as a block being written is nobody else's; no scratch
+    is shared.
+    """
+
+    def __init__(self, model: LoadedModel, *, num_blocks: int, block_tokens: int) -> None:
+        """Probe the model and allocate zeroed pools.
+
+        Raises UnsupportedModelError if the model's state doesn't fit this runtime.
+        """
+        self._model = model
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.layout, self.vocab_size = probe(model)
+        self.context_tokens = model.context_tokens
+        self.eos_token_ids = model.eos_token_ids
+        num_slots = num_blocks * block_tokens
+        self._pools = tuple(
+            tuple(
+                torch.zeros(
+                    (channel.num_heads, num_slots, channel.head_dim),
+                    dtype=model.dtype,
+                    device=model.device,
+                )
+                for channel in self.layout.channels
+            )
+            for _ in range(self.layout.num_layers)
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes the pools really hold: each storage once, whatever views say."""
+        storages = {
+            storage.data_ptr(): storage.nbytes()
+            for layer in self._pools
+            for storage in (pool.untyped_storage() for pool in layer)
+        }
+        return sum(storages.values())
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute all rows in one pass and store their state in the pools.
+
+        Returns float32 logits [rows with wants_logits, vocab_size] in row order, owned by the
+        caller. Raises ValueError, before anything is written, if a row is empty or its block
+        table too short. Cost: linears over all tokens together, attention row by row.
+        """
+        plan = plan_step(batch, self.block_tokens, self._model.device)
+        step = _PoolStep(plan, self._pools, self._model.device)
+        with torch.inference_mode():
+            logits = self._model.network(
+                input_ids=plan.token_ids,
+                position_ids=plan.positions,
+                use_cache=False,
+                logits_to_keep=plan.logits_at,
+                step=step,
+            ).logits
+        # Outside inference mode, so that samplers may edit it in place.
+        return logits[0].to(torch.float32, copy=True)
+
+    def copy_rows(self, source_block: int, target_block: int, num_tokens: int) -> None:
+        """Copy the state of the first num_tokens slots of a block, in all layers and channels.
+
+        Raises ValueError if a block or the count is out of range.
+        """
+        blocks = range(self.num_blocks)
+        if source_block not in blocks or target_block not in blocks:
+            raise ValueError(f"no such block: {source_block} or {target_block}")
+        if not 0 <= num_tokens <= self.block_tokens:
+            raise ValueError(f"a block has {self.block_tokens} slots, not {num_tokens}")
+        source, target = source_block * self.block_tokens, target_block * self.block_tokens
+        for layer in self._pools:
+            for pool in layer:
+                pool.narrow(1, target, num_tokens).copy_(pool.narrow(1, source, num_tokens))
+
+    def read_span(
+        self,
+        block_ids: Sequence[int],
+        first_token: int,
+        num_tokens: int,
+        layer: int,
+        channel: int,
+    ) -> bytes:
+        """The state at positions [first_token, first_token + num_tokens) of a block table.
+
+        Returns C-order [heads, num_tokens, head_dim], little endian. Raises ValueError if the
+        table doesn't cover the range.
+        """
+        runs = slot_runs(block_ids, first_token, num_tokens, self.block_tokens)
+        if not runs:
+            return b""
+        pool = self._pools[layer][channel].view(torch.uint8)
+        parts = [pool.narrow(1, first, stop - first).cpu().numpy() for first, stop in runs]
+        return np.concatenate(parts, axis=1).tobytes()
+
+    def write_span(
+        self,
+        block_ids: Sequence[int],
+        first_token: int,
+        num_tokens: int,
+        layer: int,
+        channel: int,
+        data: bytes | memoryview,
+    ) -> None:
+        """Put back what `read_span` returned, into any blocks.
+
+        Raises ValueError, before anything is written, if data has the wrong length or the table
+        doesn't cover the range.
+        """
+        runs = slot_runs(block_ids, first_token, num_tokens, self.block_tokens)
+        expected_bytes = self.layout.span_bytes(channel, num_tokens)
+        num_bytes = memoryview(data).nbytes
+        if num_bytes != expected_bytes:
+            raise ValueError(f"a span of {num_tokens} tokens has {expected_bytes} bytes, not {num_bytes}")
+        if not runs:
+            return
+        pool = self._pools[layer][channel].view(torch.uint8)
+        span = np.frombuffer(data, dtype=np.uint8).reshape(pool.shape[0], num_tokens, pool.shape[2])
+        offset = 0
+        for first, stop in runs:
+            target = pool.narrow(1, first, stop - first)
+            part = span[:, offset : offset + stop - first]
+            if target.device.type == "cpu":
+                # Not torch's copy: on another thread it would start a second team of OpenMP
+                # threads, which fight the forward's for the cores.
+                target.numpy()[...] = part
+            else:
+                target.copy_(torch.as_tensor(part.copy()))
+            offset += stop - first
+
+
+class _PoolStep:
+    """One step's attention over the pools; what the model's layers call back."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        pools: tuple[tuple[torch.Tensor, ...], ...],
+        device: torch.device,
+    ) -> None:
+        self._plan = plan
+        self._pools = pools
+        self._gathered = None if device.type == "cpu" else gathered_rows(plan)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        key_pool, value_pool = self._pools[layer]
+        key_pool.index_copy_(1, self._plan.slots, key[0])
+        value_pool.index_copy_(1, self._plan.slots, value[0])
+        if self._gathered is None:
+            return attend_runs(query, key, value, key_pool, value_pool, self._plan.rows, scale)
+        return attend_gathered(query, key_pool, value_pool, self._gathered, scale)

@@ -1,0 +1,67 @@
+"""A step's plan: the index arithmetic of a batch, done once and used by every layer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.engine.runtime.batch import Batch
+from services.engine.runtime.runs import Run, slot_runs, slots_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row of the packed token axis.
+
+    first, num_tokens: the row's tokens are packed[first : first + num_tokens].
+    context: pool runs that every token of the row sees whole. A single-token row has its own
+        token in them; a longer row only what came before, as it attends its own tokens causally.
+    """
+
+    first: int
+    num_tokens: int
+    context: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """T packed tokens. All tensors are int64 on the model's device.
+
+    token_ids, positions: [1, T]. slots: [T], where each token's state goes in the pools.
+    logits_at: packed indices of the tokens whose logits are wanted, in row order.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    logits_at: torch.Tensor
+    rows: tuple[RowPlan, ...]
+
+
+def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan:
+    """Plan a batch. Raises ValueError if a row is empty or its block table is too short."""
+    rows: list[RowPlan] = []
+    written: list[Run] = []
+    positions: list[Run] = []
+    logits_at: list[int] = []
+    num_packed = 0
+    for row in batch.rows:
+        num_tokens = len(row.token_ids)
+        if num_tokens == 0:
+            raise ValueError("a row computes at least one token")
+        written += slot_runs(row.block_ids, row.start, num_tokens, block_tokens)
+        num_context = row.start + 1 if num_tokens == 1 else row.start
+        context = slot_runs(row.block_ids, 0, num_context, block_tokens)
+        rows.append(RowPlan(num_packed, num_tokens, context))
+        positions.append((row.start, row.start + num_tokens))
+        num_packed += num_tokens
+        if row.wants_logits:
+            logits_at.append(num_packed - 1)
+    token_ids = np.concatenate([row.token_ids for row in batch.rows]).astype(np.int64)
+    return StepPlan(
+        token_ids=torch.as_tensor(token_ids, device=device).unsqueeze(0),
+        positions=torch.as_tensor(slots_of(positions), device=device).unsqueeze(0),
+        slots=torch.as_tensor(slots_of(written), device=device),
+        logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
+        rows=tuple(rows),
+    )

@@ -1,0 +1,282 @@
+"""Decides what each step computes: decode rows first, then prefill chunks under a token budget.
+
+    plan = scheduler.schedule(); sampled = runner.run(plan); scheduler.commit(plan, sampled)
+
+A waiting request gets blocks for its whole prompt at once or none at all, so nothing holds a part while it waits for
+another. A decode that cannot grow preempts the youngest running sequence, which keeps its cached blocks and its place
+at the head of the queue. The oldest running sequence is never preempted, so some request always makes progress.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.engine.cache_manager import BlockCopy, CacheManager
+from services.engine.prefix_tree import Node
+from services.engine.request import (
+    Admitted,
+    Failed,
+    Finished,
+    FinishReason,
+    MissReason,
+    Progress,
+    Tier,
+    Tokens,
+)
+from services.engine.sequence import Sequence, State
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Compute tokens [start, start + num_tokens) of a sequence; sample behind them if ``samples``."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. ``copies`` are made before the rows are computed; ``restores`` are begun beside it."""
+
+    rows: tuple[PlanRow, ...]
+    copies: tuple[BlockCopy, ...]
+    restores: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A sequence that has ended by itself: its state of ``num_tokens`` tokens is cached up to ``node``."""
+
+    sequence: Sequence
+    node: Node
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRules:
+    """What ends an output beside the request's own limits."""
+
+    end_token_ids: frozenset[int]
+    context_tokens: int
+    spell: Callable[[int], bytes]  # bytes of a token for stop texts; b"" for special tokens
+
+
+class Scheduler:
+    """Owned by the step loop's task; does no I/O and never waits."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        rules: EndRules,
+        *,
+        step_tokens: int,
+        max_running: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.restoring: list[Sequence] = []
+        self.running: list[Sequence] = []  # oldest admission first
+        self.cache = cache
+        self._rules = rules
+        self._step_tokens = step_tokens
+        self._max_running = max_running
+        self._clock = clock
+
+    @property
+    def attached(self) -> list[Sequence]:
+        """Every sequence that has blocks."""
+        return self.running + self.restoring
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens still to compute, waiting ones included."""
+        return sum(max(0, s.num_prompt - s.num_computed) for s in (*self.waiting, *self.running))
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence. The caller has checked that it can ever fit."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> Plan:
+        """The next step; empty rows mean that there is nothing to compute now."""
+        self._drop_cancelled()
+        budget = self._step_tokens
+        rows: list[PlanRow] = []
+        for sequence in list(self.running):
+            if sequence.state is State.RUNNING and sequence.num_pending == 1 and sequence.num_output:
+                if not self._room_for(sequence):
+                    continue
+                rows.append(PlanRow(sequence, sequence.num_computed, 1, True))
+                budget -= 1
+        # A preemption may have taken blocks from a row planned before it.
+        rows = [row for row in rows if row.sequence.state is State.RUNNING]
+        copies, restores = self._admit()
+        planned = {id(row.sequence) for row in rows}
+        for sequence in self.running:
+            if budget <= 0:
+                break
+            if id(sequence) in planned or not sequence.num_pending:
+                continue
+            count = min(sequence.num_pending, budget)
+            samples = count == sequence.num_pending and sequence.max_tokens > 0
+            rows.append(PlanRow(sequence, sequence.num_computed, count, samples))
+            budget -= count
+        return Plan(tuple(rows), tuple(copies), tuple(restores))
+
+    def commit(self, plan: Plan, sampled: list[int]) -> list[Terminal]:
+        """Take a step's results: one sampled token per sampling row, in row order. Returns what has ended."""
+        for copy in plan.copies:
+            self.cache.copied(copy)
+        tokens = iter(sampled)
+        terminals: list[Terminal] = []
+        for row in plan.rows:
+            sequence = row.sequence
+            sequence.num_computed = row.start + row.num_tokens
+            self.cache.publish(sequence)
+            if row.samples:
+                self._take(sequence, next(tokens))
+            elif sequence.num_pending:
+                sequence.outbox.put(Progress(sequence.num_computed, sequence.num_prompt))
+            else:
+                sequence.finish_reason = FinishReason.PREFILLED
+            if sequence.finish_reason is not None:
+                terminals.append(self._finish(sequence, sequence.finish_reason))
+        return terminals
+
+    def restored(self, sequence: Sequence, num_tokens: int) -> None:
+        """A restore has ended with the first ``num_tokens`` tokens in place, which may be fewer than hoped for."""
+        self.restoring.remove(sequence)
+        self.running.append(sequence)
+        sequence.state = State.RUNNING
+        sequence.times.restored_s = self._clock()
+        gained = num_tokens - sequence.num_computed
+        if gained > 0:
+            sequence.cached_by_tier[Tier.SSD] = gained
+            sequence.num_computed = num_tokens
+            sequence.miss = None
+        else:
+            sequence.miss, sequence.miss_at_token = MissReason.RESTORE_FAILED, sequence.num_computed
+        self.cache.publish(sequence)
+
+    def fail(self, plan: Plan, message: str) -> None:
+        """A step could not be computed: its requests end with an error, what they had before stays cached."""
+        for copy in plan.copies:
+            self.cache.copied(copy)
+        for row in plan.rows:
+            sequence = row.sequence
+            self.running.remove(sequence)
+            sequence.state = State.FINISHED
+            self.cache.release(sequence, sequence.num_computed)
+            sequence.outbox.put(Failed(message))
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence wherever it stands (but not while a restore writes to its blocks)."""
+        if sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+            sequence.state = State.FINISHED
+            sequence.outbox.put(self._finished(sequence, reason))
+        elif sequence.state is State.RUNNING:
+            self._finish(sequence, reason)
+
+    def _drop_cancelled(self) -> None:
+        for sequence in [s for s in (*self.waiting, *self.running) if s.is_cancelled]:
+            self.end(sequence, FinishReason.CANCELLED)
+
+    def _room_for(self, sequence: Sequence) -> bool:
+        """Let a decode grow, preempting the youngest others until it can; False when it had to give way itself."""
+        while not self.cache.grow(sequence, sequence.num_tokens):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.cache.release(sequence, sequence.num_tokens)
+        sequence.state = State.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _admit(self) -> tuple[list[BlockCopy], list[Sequence]]:
+        copies: list[BlockCopy] = []
+        restores: list[Sequence] = []
+        while self.waiting and len(self.running) + len(self.restoring) < self._max_running:
+            sequence = self.waiting[0]
+            match = self.cache.match(sequence)
+            in_vram = match.num_tokens(self.cache.block_tokens)
+            stored = sequence.stored_tokens
+            restores_more = not sequence.was_admitted and stored > in_vram
+            if restores_more:
+                match = match.whole_blocks()
+            # Room for one more block than the prompt: a sequence that cannot decode at all is not worth admitting.
+            room = min(sequence.num_tokens + self.cache.block_tokens, self._rules.context_tokens)
+            made = self.cache.attach(sequence, match, room)
+            if made is None:
+                break
+            copies += made
+            self.waiting.popleft()
+            self._admitted(sequence, stored if restores_more else 0, match.is_fork)
+            if restores_more:
+                sequence.state = State.RESTORING
+                self.restoring.append(sequence)
+                restores.append(sequence)
+            else:
+                sequence.state = State.RUNNING
+                self.running.append(sequence)
+        return copies, restores
+
+    def _admitted(self, sequence: Sequence, stored: int, is_fork: bool) -> None:
+        if sequence.was_admitted:
+            return
+        sequence.was_admitted = True
+        sequence.times.admitted_s = self._clock()
+        reused = sequence.num_computed
+        sequence.cached_by_tier = {Tier.VRAM: reused}
+        if not reused and not stored:
+            sequence.miss, sequence.miss_at_token = MissReason.COLD, 0
+        elif is_fork and not stored:
+            sequence.miss, sequence.miss_at_token = MissReason.FORKED, reused
+        provisional = sequence.cache_use()
+        if stored:
+            by_tier = {Tier.VRAM: reused, Tier.SSD: stored - reused}
+            provisional = type(provisional)(by_tier, sequence.num_prompt - stored)
+        sequence.outbox.put(Admitted(sequence.num_prompt, provisional))
+
+    def _take(self, sequence: Sequence, token_id: int) -> None:
+        if sequence.times.first_token_s is None:
+            sequence.times.first_token_s = self._clock()
+        sequence.append(token_id)
+        sequence.outbox.put(Tokens((token_id,)))
+        sampling = sequence.request.sampling
+        sequence.stop_hit = sequence.stop.push(self._rules.spell(token_id))
+        if token_id in sampling.stop_token_ids or (token_id in self._rules.end_token_ids and not sampling.ignore_end):
+            sequence.finish_reason = FinishReason.STOP
+        elif sequence.stop_hit is not None:
+            sequence.finish_reason = FinishReason.STOP_TEXT
+        elif sequence.num_output >= sequence.max_tokens or sequence.num_tokens >= self._rules.context_tokens:
+            sequence.finish_reason = FinishReason.LENGTH
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Terminal:
+        self.running.remove(sequence)
+        sequence.state = State.FINISHED
+        kept = sequence.num_computed
+        if reason is FinishReason.STOP_TEXT and sequence.stop_hit is not None:
+            kept = min(kept, sequence.num_prompt + sequence.stop_hit.tokens_before)
+        node = self.cache.release(sequence, kept)
+        sequence.outbox.put(self._finished(sequence, reason))
+        return Terminal(sequence, node, kept)
+
+    def _finished(self, sequence: Sequence, reason: FinishReason) -> Finished:
+        hit = sequence.stop_hit if reason is FinishReason.STOP_TEXT else None
+        return Finished(
+            reason,
+            sequence.num_prompt,
+            sequence.num_output,
+            sequence.cache_use(),
+            sequence.times.timings(self._clock()),
+            None if hit is None else hit.index,
+        )

@@ -1,0 +1,139 @@
+"""A request inside the engine: its tokens, its blocks, and how far it has come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from services.engine.prefix_tree import TOKEN_BYTES, Node
+from services.engine.request import CacheUse, Event, FinishReason, MissReason, Request, Tier, Timings
+from services.engine.sampling import Sampler
+from services.engine.stop import StopHit, StopScanner
+
+
+class State(Enum):
+    """Where a sequence stands."""
+
+    WAITING = auto()
+    RESTORING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Outbox:
+    """Events of one request, on their way from the step loop to the call that serves it."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._ready = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event; never blocks. What can pile up is bounded by the request's own max_tokens."""
+        self._events.append(event)
+        self._ready.set()
+
+    async def get_all(self) -> list[Event]:
+        """Wait for events and take all that are pending, in order."""
+        await self._ready.wait()
+        self._ready.clear()
+        events, self._events = self._events, []
+        return events
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic seconds at which a sequence reached its stations."""
+
+    arrived_s: float
+    admitted_s: float | None = None
+    restored_s: float | None = None
+    first_token_s: float | None = None
+
+    def timings(self, now_s: float) -> Timings:
+        """The stations as durations; what was not reached counts as now."""
+        admitted = now_s if self.admitted_s is None else self.admitted_s
+        restored = admitted if self.restored_s is None else self.restored_s
+        first = now_s if self.first_token_s is None else self.first_token_s
+        spans = (admitted - self.arrived_s, restored - admitted, first - restored, now_s - first)
+        return Timings(*(max(0.0, span) * 1000 for span in spans))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by the step loop's task.
+
+    Invariant: ``block_ids`` cover ``num_computed`` tokens; the first ``num_published`` of them (whole blocks) are in
+    the prefix tree, ending at ``cursor``, which this sequence pins. ``owned`` are the blocks that belong to nobody
+    else: they go back to the pool when the sequence ends, the others stay cached.
+    """
+
+    request: Request
+    root: Node
+    outbox: Outbox
+    sampler: Sampler
+    stop: StopScanner
+    max_tokens: int
+    times: Times
+    token_ids: bytearray
+    state: State = State.WAITING
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list[int])
+    owned: set[int] = field(default_factory=set[int])
+    cursor: Node | None = None
+    num_published: int = 0
+    tail: Node | None = None  # a cached tail that this sequence extends in place, pinned
+    stored_tokens: int = 0  # leading tokens whose state the disk tier could give
+    num_output: int = 0
+    is_cancelled: bool = False
+    cached_by_tier: dict[Tier, int] = field(default_factory=dict[Tier, int])
+    miss: MissReason | None = None
+    miss_at_token: int | None = None
+    was_admitted: bool = False
+    finish_reason: FinishReason | None = None
+    stop_hit: StopHit | None = None
+
+    @classmethod
+    def of(cls, request: Request, root: Node, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> Sequence:
+        """A new sequence, waiting."""
+        return cls(
+            request=request,
+            root=root,
+            outbox=Outbox(),
+            sampler=Sampler(request.sampling),
+            stop=StopScanner(request.sampling.stop_texts),
+            max_tokens=max_tokens,
+            times=Times(clock()),
+            token_ids=bytearray(request.token_ids),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.token_ids) // TOKEN_BYTES
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.request.num_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that must be computed before the next one can be sampled."""
+        return self.num_tokens - self.num_computed
+
+    def ids(self, first: int, last: int) -> bytes:
+        """Token ids [first, last) as bytes."""
+        return bytes(self.token_ids[first * TOKEN_BYTES : last * TOKEN_BYTES])
+
+    def append(self, token_id: int) -> None:
+        """Add a sampled token."""
+        self.token_ids += token_id.to_bytes(TOKEN_BYTES, "little")
+        self.num_output += 1
+
+    def cache_use(self) -> CacheUse:
+        """What was reused of the prompt."""
+        reused = sum(self.cached_by_tier.values())
+        return CacheUse(dict(self.cached_by_tier), self.num_prompt - reused, self.miss, self.miss_at_token)

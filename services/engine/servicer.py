@@ -1,0 +1,283 @@
+"""EngineService: the contract on one side, the engine's values on the other. Translation only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+from fencepost.engine.v1 import engine_pb2 as pb
+from fencepost.engine.v1 import engine_pb2_grpc
+
+from services.engine.core import EngineCore, Load
+from services.engine.errors import EngineError, InvalidRequest, Unsupported
+from services.engine.request import (
+    Admitted,
+    CacheUse,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    MissReason,
+    Progress,
+    Request,
+    SamplingParams,
+    Tier,
+    Timings,
+    Tokens,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_MAX_STOP_TEXTS = 64
+_MAX_STOP_BYTES = 4096
+_TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}
+_MISSES = {
+    MissReason.COLD: pb.MISS_REASON_COLD,
+    MissReason.FORKED: pb.MISS_REASON_FORKED,
+    MissReason.RESTORE_FAILED: pb.MISS_REASON_RESTORE_FAILED,
+}
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.STOP_TEXT: pb.FINISH_REASON_STOP_TEXT,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.PREFILLED: pb.FINISH_REASON_PREFILLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What GetModel answers."""
+
+    name: str
+    engine_id: str
+    tokenizer_fingerprint: str
+    weights_fingerprint: str
+    vocabulary_size: int
+    block_tokens: int
+    page_tokens: int
+    context_tokens: int
+    bytes_per_token: int
+    block_bytes: int
+    end_token_ids: tuple[int, ...]
+
+
+class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
+    """Serves one core. WatchCache, Annotate, Release and Flush answer UNIMPLEMENTED."""
+
+    def __init__(self, core: EngineCore, facts: ModelFacts) -> None:
+        self._core = core
+        self._facts = facts
+
+    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
+        _refuse_unsupported(request)
+        parsed = Request(
+            cache_scope=_scope(request.cache_scope),
+            token_ids=self._ids(request.token_ids),
+            sampling=_sampling(request.sampling),
+            conversation_key=request.conversation_key,
+            tenant=request.tenant,
+            persist=not request.HasField("persist") or request.persist,
+            request_id=request.request_id,
+        )
+        async with self._core.generate(parsed) as batches:
+            async for events in batches:
+                for event in _merged(events):
+                    yield _generate_response(event)
+
+    async def Prefill(self, request: pb.PrefillRequest, context: _Context) -> AsyncIterator[pb.PrefillResponse]:
+        if request.extras:
+            raise Unsupported("extras")
+        parsed = Request(
+            cache_scope=_scope(request.cache_scope),
+            token_ids=self._ids(request.token_ids),
+            sampling=SamplingParams(max_tokens=0),
+            conversation_key=request.conversation_key,
+            tenant=request.tenant,
+            persist=not request.HasField("persist") or request.persist,
+            request_id=request.request_id,
+        )
+        async with self._core.generate(parsed) as batches:
+            async for events in batches:
+                for event in _merged(events):
+                    yield _prefill_response(event)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: _Context) -> pb.GetModelResponse:
+        facts = self._facts
+        return pb.GetModelResponse(
+            tokenizer_fingerprint=facts.tokenizer_fingerprint,
+            weights_fingerprint=facts.weights_fingerprint,
+            vocabulary_size=facts.vocabulary_size,
+            block_tokens=facts.block_tokens,
+            page_tokens=facts.page_tokens,
+            context_tokens=facts.context_tokens,
+            runtime_class="paged",
+            bytes_per_token=facts.bytes_per_token,
+            boundary_bytes=0,
+            end_token_ids=facts.end_token_ids,
+            model=facts.name,
+            engine_id=facts.engine_id,
+        )
+
+    async def WatchLoad(self, request: pb.WatchLoadRequest, context: _Context) -> AsyncIterator[pb.WatchLoadResponse]:
+        interval_s = max(20, request.interval_ms if request.HasField("interval_ms") else 1000) / 1000
+        last: pb.WatchLoadResponse | None = None
+        while True:
+            load = self._load(self._core.load())
+            if load != last:
+                yield load
+                last = load
+            await asyncio.sleep(interval_s)
+
+    def _load(self, load: Load) -> pb.WatchLoadResponse:
+        return pb.WatchLoadResponse(
+            queued=load.queued,
+            running=load.running,
+            free_blocks=load.blocks.free,
+            held_blocks=load.blocks.held,
+            cached_blocks=load.blocks.cached,
+            total_blocks=load.blocks.total,
+            block_bytes=self._facts.block_bytes,
+            prefill_backlog_tokens=load.backlog_tokens,
+            belt_age_seconds=load.belt_age_s,
+            draining=load.is_draining,
+            leases=load.leases,
+            pending_writes=load.pending_writes,
+        )
+
+    def _ids(self, token_ids: bytes) -> bytes:
+        if not token_ids or len(token_ids) % 4:
+            raise InvalidRequest("token_ids", "must hold at least one int32")
+        ids = memoryview(token_ids).cast("i")
+        if min(ids) < 0 or max(ids) >= self._facts.vocabulary_size:
+            raise InvalidRequest("token_ids", f"must be ids from 0 to {self._facts.vocabulary_size - 1}")
+        return token_ids
+
+
+def _scope(cache_scope: str) -> str:
+    if not cache_scope:
+        raise InvalidRequest("cache_scope", "must not be empty")
+    return cache_scope
+
+
+def _refuse_unsupported(request: pb.GenerateRequest) -> None:
+    """Raise Unsupported for what would change the output if it were ignored."""
+    sampling = request.sampling
+    asked = {
+        "extras": bool(request.extras),
+        "fence": request.HasField("fence"),
+        "reasoning.budget_tokens": request.reasoning.HasField("budget_tokens"),
+        "sampling.min_p": sampling.HasField("min_p") and sampling.min_p != 0,
+        "sampling.presence_penalty": sampling.HasField("presence_penalty") and sampling.presence_penalty != 0,
+        "sampling.frequency_penalty": sampling.HasField("frequency_penalty") and sampling.frequency_penalty != 0,
+        "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
+        "sampling.logit_bias": bool(sampling.logit_bias),
+        "sampling.logprobs": sampling.HasField("logprobs"),
+        "sampling.choices": sampling.HasField("choices") and sampling.choices != 1,
+        "loop_guard": request.HasField("loop_guard") and request.loop_guard,
+    }
+    for field, is_asked in asked.items():
+        if is_asked:
+            raise Unsupported(field)
+
+
+def _sampling(sampling: pb.Sampling) -> SamplingParams:
+    if sampling.HasField("temperature") and not 0 <= sampling.temperature <= 2:
+        raise InvalidRequest("sampling.temperature", "must be from 0 to 2")
+    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
+        raise InvalidRequest("sampling.top_p", "must be over 0 and at most 1")
+    if sampling.HasField("top_k") and sampling.top_k < 1:
+        raise InvalidRequest("sampling.top_k", "must be at least 1")
+    if sampling.HasField("max_tokens") and sampling.max_tokens < 1:
+        raise InvalidRequest("sampling.max_tokens", "must be at least 1")
+    if len(sampling.stop_texts) > _MAX_STOP_TEXTS:
+        raise InvalidRequest("sampling.stop_texts", f"at most {_MAX_STOP_TEXTS}")
+    if not all(0 < len(text) <= _MAX_STOP_BYTES for text in sampling.stop_texts):
+        raise InvalidRequest("sampling.stop_texts", f"each must have 1 to {_MAX_STOP_BYTES} bytes")
+    return SamplingParams(
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        stop_texts=tuple(sampling.stop_texts),
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        ignore_end=sampling.ignore_end,
+    )
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    """All pending tokens in one event, and only the newest progress."""
+    merged: list[Event] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        if isinstance(event, Tokens) and isinstance(last, Tokens):
+            merged[-1] = Tokens(last.ids + event.ids)
+        elif isinstance(event, Progress) and isinstance(last, Progress):
+            merged[-1] = event
+        else:
+            merged.append(event)
+    return merged
+
+
+def _generate_response(event: Event) -> pb.GenerateResponse:
+    match event:
+        case Admitted():
+            return pb.GenerateResponse(admitted=_admitted(event))
+        case Progress():
+            return pb.GenerateResponse(progress=_progress(event))
+        case Tokens():
+            return pb.GenerateResponse(tokens=pb.Tokens(ids=event.ids))
+        case Finished():
+            return pb.GenerateResponse(finished=_finished(event))
+        case Failed():
+            raise EngineError(event.message)
+
+
+def _prefill_response(event: Event) -> pb.PrefillResponse:
+    match event:
+        case Admitted():
+            return pb.PrefillResponse(admitted=_admitted(event))
+        case Progress():
+            return pb.PrefillResponse(progress=_progress(event))
+        case Finished():
+            return pb.PrefillResponse(finished=_finished(event))
+        case Tokens() | Failed():
+            raise EngineError(event.message if isinstance(event, Failed) else "a prefill sampled a token")
+
+
+def _admitted(event: Admitted) -> pb.Admitted:
+    return pb.Admitted(cached=_cached(event.cache), prompt_tokens=event.prompt_tokens)
+
+
+def _progress(event: Progress) -> pb.Progress:
+    return pb.Progress(
+        prefilled_tokens=event.prefilled_tokens, prompt_tokens=event.prompt_tokens, queue_position=event.queue_position
+    )
+
+
+def _finished(event: Finished) -> pb.Finished:
+    usage = pb.Usage(
+        prompt_tokens=event.prompt_tokens,
+        cached=_cached(event.cache),
+        output_tokens=event.output_tokens,
+        timings=_timings(event.timings),
+    )
+    return pb.Finished(reason=_REASONS[event.reason], usage=usage, stop_text=event.stop_text)
+
+
+def _cached(use: CacheUse) -> pb.Cached:
+    by_tier = [pb.TierTokens(tier=_TIERS[tier], tokens=n) for tier, n in use.tokens_by_tier.items() if n]
+    miss = None if use.miss is None else pb.Miss(reason=_MISSES[use.miss], at_token=use.miss_at_token)
+    return pb.Cached(by_tier=by_tier, recomputed_tokens=use.recomputed_tokens, miss=miss)
+
+
+def _timings(timings: Timings) -> pb.Timings:
+    return pb.Timings(
+        queued_ms=timings.queued_ms,
+        restored_ms=timings.restored_ms,
+        prefilled_ms=timings.prefilled_ms,
+        decoded_ms=timings.decoded_ms,
+    )

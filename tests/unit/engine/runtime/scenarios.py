@@ -1,0 +1,125 @@
+"""Ways a sequence's state comes about; each must give the logits of a plain forward."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from services.engine.runtime import Batch, Row
+from tests.unit.engine.runtime.subject import BLOCK_TOKENS, Subject
+
+
+def cold(subject: Subject) -> None:
+    for num_tokens in (1, 2, 16, 17, 75):
+        prompt = subject.tokens(num_tokens)
+        subject.check(subject.prefill(prompt, subject.blocks(num_tokens)), prompt)
+
+
+def chunked(subject: Subject) -> None:
+    prompt = subject.tokens(90)
+    for num_splits in (1, 6):
+        splits = np.sort(subject.rng.choice(np.arange(1, 90), num_splits, replace=False)).tolist()
+        blocks = subject.blocks(90)
+        for start, stop in zip([0, *splits], [*splits, 90], strict=True):
+            logits = subject.prefill(prompt[start:stop], blocks, start)
+            if stop in (splits[0], 90):
+                subject.check(logits, prompt[:stop])
+
+
+def append_after_shared_prefix(subject: Subject) -> None:
+    prefix = subject.tokens(3 * BLOCK_TOKENS)
+    shared = subject.blocks(len(prefix))
+    subject.prefill(prefix, shared)
+    subject.blocks(1)
+    tails = [subject.tokens(n) for n in (21, 1, 9)]
+    tables = [shared + subject.blocks(len(tail)) for tail in tails]
+    rows = [Row(tail, len(prefix), table, True) for tail, table in zip(tails, tables, strict=True)]
+    for logits, tail in zip(subject.runtime.forward(Batch(tuple(rows))), tails, strict=True):
+        subject.check(logits, np.concatenate([prefix, tail]))
+
+
+def prefix_filled_in_the_same_step(subject: Subject) -> None:
+    prefix, tail = subject.tokens(2 * BLOCK_TOKENS), subject.tokens(5)
+    shared = subject.blocks(len(prefix))
+    append = Row(tail, len(prefix), shared + subject.blocks(5), True)
+    logits = subject.runtime.forward(Batch((append, Row(prefix, 0, shared, True))))
+    subject.check(logits[0], np.concatenate([prefix, tail]))
+    subject.check(logits[1], prefix)
+
+
+def restored(subject: Subject) -> None:
+    prompt, tail = subject.tokens(70), subject.tokens(6)
+    resident = subject.blocks(76)
+    subject.prefill(prompt, resident)
+    state = subject.state(resident, 70)
+    subject.blocks(1)
+    other = subject.blocks(76)
+    subject.restore(other, 70, state)
+    assert subject.state(other, 70) == state
+    for chunk, start in ((tail, 70), (tail[:1], 70)):
+        kept = subject.prefill(chunk, resident, start)
+        restored = subject.prefill(chunk, other, start)
+        assert torch.equal(kept, restored)
+        subject.check(restored, np.concatenate([prompt, chunk]))
+
+
+def mixed_batch(subject: Subject) -> None:
+    starts = (0, 40, 64, 31, 1, 80)
+    lengths = (33, 20, 1, 1, 1, 2)
+    rows: list[Row] = []
+    sequences = [subject.tokens(start + n) for start, n in zip(starts, lengths, strict=True)]
+    for sequence, start in zip(sequences, starts, strict=True):
+        blocks = subject.blocks(len(sequence))
+        if start:
+            subject.prefill(sequence[:start], blocks)
+        rows.append(Row(sequence[start:], start, blocks, wants_logits=start != 40))
+    logits = subject.runtime.forward(Batch(tuple(rows)))
+    wanted = [seq for seq, row in zip(sequences, rows, strict=True) if row.wants_logits]
+    for row_logits, sequence in zip(logits, wanted, strict=True):
+        subject.check(row_logits, sequence)
+
+
+def fragmented_table(subject: Subject) -> None:
+    prompt = subject.tokens(120)
+    blocks = subject.rng.permutation(subject.blocks(160))[:8].tolist()
+    for start, stop in ((0, 50), (50, 51), (51, 119), (119, 120)):
+        subject.check(subject.prefill(prompt[start:stop], blocks, start), prompt[:stop])
+
+
+def forked_tail(subject: Subject) -> None:
+    prompt = subject.tokens(2 * BLOCK_TOKENS + 5)
+    blocks = subject.blocks(len(prompt))
+    subject.prefill(prompt, blocks)
+    forks = [blocks[:2] + subject.blocks(BLOCK_TOKENS) for _ in range(2)]
+    for fork in forks:
+        subject.runtime.copy_rows(blocks[2], fork[2], 5)
+    tails = [subject.tokens(4), subject.tokens(4)]
+    rows = [Row(t, len(prompt), table, True) for t, table in zip(tails, forks, strict=True)]
+    for logits, tail in zip(subject.runtime.forward(Batch(tuple(rows))), tails, strict=True):
+        subject.check(logits, np.concatenate([prompt, tail]))
+    tail = subject.tokens(1)
+    subject.check(subject.prefill(tail, blocks, len(prompt)), np.concatenate([prompt, tail]))
+
+
+def greedy_decode(subject: Subject) -> None:
+    sequence = subject.tokens(28)
+    blocks = subject.blocks(40)
+    logits = subject.prefill(sequence, blocks)
+    for _ in range(6):
+        assert logits.argmax() == subject.expected(sequence).argmax()
+        sequence = np.append(sequence, np.int32(logits.argmax().item()))
+        logits = subject.prefill(sequence[-1:], blocks, len(sequence) - 1)
+    subject.check(logits, sequence)
+
+
+SCENARIOS: tuple[Callable[[Subject], None], ...] = (
+    cold,
+    chunked,
+    append_after_shared_prefix,
+    prefix_filled_in_the_same_step,
+    restored,
+    mixed_batch,
+    fragmented_table,
+    forked_tail,
+    greedy_decode,
+)

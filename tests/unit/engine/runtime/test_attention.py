@@ -1,0 +1,84 @@
+"""The two implementations of attention agree on any rows and any block tables."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.runtime.attention import (
+    attend_gathered,
+    attend_runs,
+    gathered_rows,
+    paged_attention,
+)
+from services.engine.runtime.batch import Batch, Row
+from services.engine.runtime.errors import UnsupportedModelError
+from services.engine.runtime.plan import plan_step
+
+_CPU = torch.device("cpu")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=5),
+    heads=st.sampled_from([(1, 1), (2, 2), (2, 6), (3, 9), (1, 4)]),
+    dim=st.sampled_from([16, 64]),
+    block_tokens=st.sampled_from([1, 4, 16]),
+    cuts=st.integers(0, 6),
+    spread=st.sampled_from([1.0, 40.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_runs_equal_gathering(
+    sizes: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dim: int,
+    block_tokens: int,
+    cuts: int,
+    spread: float,
+    seed: int,
+) -> None:
+    rng, torch_rng = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    needs = [-(-(start + n) // block_tokens) for start, n in sizes]
+    pieces = np.array_split(np.arange(sum(needs) + 3), cuts + 1)
+    order = np.concatenate([pieces[i] for i in rng.permutation(len(pieces))])
+    rows: list[Row] = []
+    taken = 0
+    for (start, n), need in zip(sizes, needs, strict=True):
+        rows.append(Row(np.zeros(n, np.int32), start, order[taken : taken + need].tolist(), True))
+        taken += need
+    plan = plan_step(Batch(tuple(rows)), block_tokens, _CPU)
+
+    num_groups, num_heads = heads
+    num_packed = plan.token_ids.shape[1]
+    query = spread * torch.randn(1, num_heads, num_packed, dim, generator=torch_rng)
+    # Slots that no row sees hold NaN; what rows see is finite.
+    pools = torch.full((2, num_groups, len(order) * block_tokens, dim), float("nan"))
+    for row in gathered_rows(plan):
+        shape = (2, num_groups, len(row.slots), dim)
+        pools[:, :, row.slots] = torch.randn(shape, generator=torch_rng)
+    key, value = pools[:, None, :, plan.slots]
+
+    fast = attend_runs(query, key, value, pools[0], pools[1], plan.rows, dim**-0.5)
+    slow = attend_gathered(query, pools[0], pools[1], gathered_rows(plan), dim**-0.5)
+    torch.testing.assert_close(fast, slow, atol=2e-5 * spread, rtol=1e-5)
+
+
+class _Layer:
+    layer_idx = 3
+
+
+class _UncalledStep:
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        raise AssertionError(f"layer {layer} was computed")
+
+
+@pytest.mark.parametrize("option", [{"sliding_window": 64}, {"softcap": 30.0}, {"s_aux": torch.ones(1)}])
+def test_attention_that_is_not_full_and_causal_is_refused(option: dict[str, Any]) -> None:
+    nothing = torch.zeros(1, 1, 1, 1)
+    with pytest.raises(UnsupportedModelError, match="layer 3"):
+        paged_attention(_Layer(), nothing, nothing, nothing, None, scaling=1.0, step=_UncalledStep(), **option)

@@ -1,0 +1,243 @@
+"""The step loop on a device in miniature: outputs depend on the exact tokens before them and on nothing else."""
+
+import os
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.request import Admitted, Finished, FinishReason, MissReason, Tier, Tokens
+from services.engine.scheduler import EndRules, Plan, Scheduler, Terminal
+from services.engine.sequence import Sequence, State
+from tests.unit.engine.memory import Memory, Prefix, to_ids
+
+BLOCK = 4
+END = 99
+CONTEXT = 64
+
+
+def next_token(prefix: Prefix) -> int:
+    """A stand-in for a model: any function of all the tokens before."""
+    return random.Random(repr(prefix)).randint(1, 9)
+
+
+class Loop:
+    def __init__(self, num_blocks: int = 32, step_tokens: int = 8, max_running: int = 4) -> None:
+        self.memory = Memory(num_blocks, BLOCK)
+        context = min(CONTEXT, num_blocks * BLOCK)
+        rules = EndRules(frozenset({END}), context, lambda token: b"%d" % token)
+        self.scheduler = Scheduler(
+            self.memory.cache, rules, step_tokens=step_tokens, max_running=max_running, clock=self.memory.tick
+        )
+        self.terminals: list[Terminal] = []
+
+    def add(self, ids: list[int], **options: object) -> Sequence:
+        sequence = self.memory.sequence(ids, **options)  # type: ignore[arg-type]
+        sequence.max_tokens = min(sequence.max_tokens, CONTEXT - len(ids))
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> Plan:
+        plan = self.scheduler.schedule()
+        self.memory.copy(plan.copies)
+        sampled: list[int] = []
+        for row in plan.rows:
+            self.memory.compute(row.sequence, row.start, row.num_tokens)
+            if row.samples:
+                sampled.append(next_token(to_ids(row.sequence.token_ids)))
+        self.terminals += self.scheduler.commit(plan, sampled)
+        self.memory.check_accounts(self.scheduler.attached)
+        return plan
+
+    def run(self, limit: int = 2_000) -> None:
+        for _ in range(limit):
+            if not self.step().rows and not self.scheduler.waiting:
+                return
+        raise AssertionError("the loop makes no progress")
+
+
+def output(sequence: Sequence) -> list[int]:
+    return list(to_ids(sequence.token_ids)[sequence.num_prompt :])
+
+
+def expected(ids: list[int], count: int) -> list[int]:
+    tokens = list(ids)
+    for _ in range(count):
+        tokens.append(next_token(tuple(tokens)))
+    return tokens[len(ids) :]
+
+
+def finished(sequence: Sequence) -> Finished:
+    event = sequence.outbox._events[-1]
+    assert isinstance(event, Finished)
+    return event
+
+
+def test_a_request_gets_its_tokens_and_its_account():
+    loop = Loop()
+    sequence = loop.add([1, 2, 3, 4, 5], max_tokens=6)
+    loop.run()
+    assert output(sequence) == expected([1, 2, 3, 4, 5], 6)
+    end = finished(sequence)
+    assert (end.reason, end.prompt_tokens, end.output_tokens) == (FinishReason.LENGTH, 5, 6)
+    assert end.cache.miss is MissReason.COLD
+    first = sequence.outbox._events[0]
+    assert isinstance(first, Admitted)
+    assert sum(len(e.ids) for e in sequence.outbox._events if isinstance(e, Tokens)) == 6
+
+
+def test_the_next_turn_reuses_prompt_and_output_but_the_last_token():
+    loop = Loop()
+    first = loop.add([1, 2, 3, 4, 5], max_tokens=6)
+    loop.run()
+    prompt = [1, 2, 3, 4, 5, *output(first), 8, 8]
+    second = loop.add(prompt, max_tokens=2)
+    loop.run()
+    assert finished(second).cache.tokens_by_tier == {Tier.VRAM: 5 + 6 - 1}
+    assert output(second) == expected(prompt, 2)
+
+
+@settings(max_examples=400 if os.environ.get("FENCEPOST_SOAK") else 40, deadline=None)
+@given(st.data())
+def test_any_mix_on_any_pool_gives_each_request_its_own_output(data: st.DataObject):
+    loop = Loop(
+        num_blocks=data.draw(st.integers(16, 40)),
+        step_tokens=data.draw(st.integers(1, 12)),
+        max_running=data.draw(st.integers(1, 5)),
+    )
+    known: list[list[int]] = [[]]
+    requests: list[tuple[list[int], int, Sequence]] = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        base = data.draw(st.sampled_from(known))
+        ids = (base + data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=10)))[:40]
+        count = data.draw(st.integers(1, 12))
+        requests.append((ids, count, loop.add(ids, max_tokens=count)))
+        known.append(ids + expected(ids, count))
+        for _ in range(data.draw(st.integers(0, 6))):
+            loop.step()
+        if data.draw(st.integers(0, 5)) == 0:
+            requests.pop()[2].is_cancelled = True
+    loop.run()
+    for ids, count, sequence in requests:
+        assert output(sequence) == expected(ids, count)
+    use = loop.memory.cache.use(loop.scheduler.attached)
+    assert use.held == 0
+
+
+def test_a_pool_too_small_for_all_preempts_the_youngest_and_finishes_all():
+    loop = Loop(num_blocks=16, max_running=4)
+    prompts = [[i] * 12 for i in range(1, 5)]
+    sequences = [loop.add(ids, max_tokens=30) for ids in prompts]
+    loop.run()
+    for ids, sequence in zip(prompts, sequences, strict=True):
+        assert output(sequence) == expected(ids, 30)
+    assert loop.memory.cache.use([]).held == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+def test_a_cancelled_request_holds_nothing_and_its_complete_blocks_stay(steps: int):
+    loop = Loop(step_tokens=6)
+    sequence = loop.add([1] * 20, max_tokens=10)
+    for _ in range(steps):
+        loop.step()
+    computed = sequence.num_computed
+    sequence.is_cancelled = True
+    loop.run()
+    assert finished(sequence).reason is FinishReason.CANCELLED
+    assert loop.memory.cache.use(loop.scheduler.attached).held == 0
+    again = loop.add([1] * 20, max_tokens=1)
+    loop.run()
+    assert sum(finished(again).cache.tokens_by_tier.values()) >= min(computed, 19) // BLOCK * BLOCK
+    assert not loop.terminals or all(t.sequence is not sequence for t in loop.terminals)
+
+
+def test_a_stop_text_ends_the_output_and_the_terminal_state_before_it():
+    loop = Loop()
+    ids = [1, 2, 3]
+    tokens = expected(ids, 20)
+    text = "".join(map(str, tokens))
+    stop = text[5:8]
+    sequence = loop.add(ids, stop_texts=(stop.encode(),))
+    loop.run()
+    end = finished(sequence)
+    seen = text.index(stop) + len(stop)
+    assert (end.reason, end.stop_text, end.output_tokens) == (FinishReason.STOP_TEXT, 0, seen)
+    assert loop.terminals[0].num_tokens == 3 + text.index(stop)
+
+
+def test_an_end_token_ends_the_output_unless_it_is_to_be_ignored():
+    ids = [1, 2, 3]
+    tokens = expected(ids, 20)
+    at = next(i for i in range(3, 20) if tokens[i] not in tokens[:i])
+    loop = Loop()
+    sequence = loop.add(ids, stop_token_ids=frozenset({tokens[at]}))
+    loop.run()
+    assert finished(sequence).reason is FinishReason.STOP
+    assert output(sequence) == tokens[: at + 1]
+
+
+def test_a_prefill_computes_the_prompt_and_samples_nothing():
+    loop = Loop()
+    sequence = loop.add([1] * 11, max_tokens=0)
+    loop.run()
+    assert finished(sequence).reason is FinishReason.PREFILLED
+    again = loop.add([1] * 11 + [2], max_tokens=1)
+    loop.run()
+    assert finished(again).cache.tokens_by_tier == {Tier.VRAM: 11}
+
+
+def test_decodes_go_on_while_a_long_prompt_is_computed():
+    loop = Loop(step_tokens=4)
+    short = loop.add([1, 2], max_tokens=10)
+    loop.step()
+    loop.add([3] * 30, max_tokens=1)
+    before = len(output(short))
+    for _ in range(3):
+        loop.step()
+    assert len(output(short)) == before + 3
+
+
+def test_a_fork_is_named_with_its_token():
+    loop = Loop()
+    loop.add([1] * 12, max_tokens=1)
+    loop.run()
+    sequence = loop.add([1] * 6 + [2] * 6, max_tokens=1)
+    loop.run()
+    cache = finished(sequence).cache
+    assert (cache.miss, cache.miss_at_token) == (MissReason.FORKED, 6)
+
+
+def test_a_restore_holds_its_blocks_and_is_computed_from_where_it_ended():
+    loop = Loop()
+    sequence = loop.add([1] * 20, max_tokens=3)
+    sequence.stored_tokens = 16
+    plan = loop.step()
+    assert plan.restores == (sequence,)
+    assert sequence.state is State.RESTORING
+    for position in range(10):
+        loop.memory.slots[loop.memory._slot(sequence, position)] = tuple([1] * (position + 1))
+    loop.scheduler.restored(sequence, 10)
+    loop.run()
+    assert output(sequence) == expected([1] * 20, 3)
+    assert finished(sequence).cache.tokens_by_tier == {Tier.VRAM: 0, Tier.SSD: 10}
+
+
+def test_a_failed_restore_is_a_miss_with_its_reason():
+    loop = Loop()
+    sequence = loop.add([1] * 20, max_tokens=3)
+    sequence.stored_tokens = 16
+    loop.step()
+    loop.scheduler.restored(sequence, 0)
+    loop.run()
+    assert output(sequence) == expected([1] * 20, 3)
+    assert finished(sequence).cache.miss is MissReason.RESTORE_FAILED
+
+
+def test_a_failed_step_ends_its_requests_and_frees_their_blocks():
+    loop = Loop()
+    sequence = loop.add([1] * 6, max_tokens=3)
+    loop.scheduler.fail(loop.scheduler.schedule(), "broken")
+    assert sequence.state is State.FINISHED
+    assert loop.memory.cache.use(loop.scheduler.attached).held == 0
+    loop.memory.check_accounts([])
