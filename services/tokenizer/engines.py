@@ -1,0 +1,177 @@
+"""The engines behind this service: one channel each, chosen by conversation."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
+
+from services import rpc
+from services.tokenizer.encode import TokenIds
+from services.tokenizer.engine_messages import read_event, write_generate, write_prefill
+from services.tokenizer.errors import ContextLengthError, EngineLostError, NoEngineError
+from services.tokenizer.events import EngineEvent
+from services.tokenizer.generate import GenerationRequest
+
+GET_MODEL_TIMEOUT_S = 5.0
+_RETRY_AFTER_S = 1.0
+# An engine that is absent, drains or hangs is passed over; anything else it says is meant for the caller.
+_PASSED_OVER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_log = logging.getLogger(__name__)
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class _UnusableError(Exception):
+    """Why an engine is passed over, as the end of a sentence."""
+
+
+class Engine:
+    """One engine, and its description as long as the connection to it lasts."""
+
+    def __init__(self, address: str, fingerprint: str) -> None:
+        self.address = address
+        self._fingerprint = fingerprint
+        self._channel = rpc.open_channel(address)
+        self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        self._model: engine_pb2.GetModelResponse | None = None
+
+    async def model(self, timeout_s: float) -> engine_pb2.GetModelResponse:
+        """What it serves. Raises _UnusableError when it does not answer or has another tokenizer."""
+        if self._model is None:
+            try:
+                model = await self._stub.GetModel(
+                    engine_pb2.GetModelRequest(), timeout=min(timeout_s, GET_MODEL_TIMEOUT_S)
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _PASSED_OVER:
+                    raise
+                raise _UnusableError("does not answer") from error
+            if model.tokenizer_fingerprint != self._fingerprint:
+                _log.error(
+                    "engine %s is not used: its tokenizer is %s, ours is %s",
+                    self.address,
+                    model.tokenizer_fingerprint,
+                    self._fingerprint,
+                )
+            self._model = model
+        if self._model.tokenizer_fingerprint != self._fingerprint:
+            raise _UnusableError("has another tokenizer")
+        return self._model
+
+    def start(self, request: GenerationRequest, ids: TokenIds, timeout_s: float, metadata: Metadata) -> Any:
+        """The running call; the caller cancels it."""
+        if request.warm_up_only:
+            return self._stub.Prefill(write_prefill(request, ids), timeout=timeout_s, metadata=metadata)
+        return self._stub.Generate(write_generate(request, ids), timeout=timeout_s, metadata=metadata)
+
+    def forget(self) -> None:
+        """Ask for the description again before the next use."""
+        self._model = None
+
+    async def watch(self) -> None:
+        """Forget the description whenever the connection is lost: another engine may be at the address next."""
+        state = self._channel.get_state()
+        while state is not grpc.ChannelConnectivity.SHUTDOWN:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state()
+            if state is not grpc.ChannelConnectivity.READY:
+                self.forget()
+
+    async def close(self) -> None:
+        """End the connection and the calls on it."""
+        await self._channel.close()
+
+
+class Engines:
+    """All engines; made by ``connect``."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engine_by_address = {engine.address: engine for engine in engines}
+
+    async def run(
+        self, request: GenerationRequest, ids: TokenIds, timeout_s: float, metadata: Metadata
+    ) -> AsyncGenerator[EngineEvent]:
+        """Events of the first engine, in the conversation's order of preference, that takes the request.
+
+        Closing the generator cancels the call. Raises ContextLengthError; NoEngineError when none takes it;
+        EngineLostError when it broke off after the first event; and grpc.aio.AioRpcError, an engine's own refusal.
+        """
+        passed_over: dict[str, str] = {}
+        for address in rpc.rendezvous(request.routing.conversation_key, list(self._engine_by_address)):
+            engine = self._engine_by_address[address]
+            try:
+                model = await engine.model(timeout_s)
+                if len(ids) >= model.context_tokens:
+                    raise ContextLengthError(len(ids), model.context_tokens)
+                async with aclosing(_events(engine, model, request, ids, timeout_s, metadata)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except _UnusableError as error:
+                passed_over[address] = str(error)
+        engines = "; ".join(f"{address} {why}" for address, why in passed_over.items())
+        _log.warning("no engine takes a request: %s", engines)
+        raise NoEngineError(
+            f"no engine takes the request: {'; '.join(f'one {why}' for why in passed_over.values())}",
+            metadata={"engines": engines},
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    async def context_tokens(self) -> int | None:
+        """Longest prompt and output together, as the first engine that answers has it; None when none does."""
+        for engine in self._engine_by_address.values():
+            try:
+                return (await engine.model(GET_MODEL_TIMEOUT_S)).context_tokens
+            except _UnusableError:
+                continue
+        return None
+
+
+@asynccontextmanager
+async def connect(addresses: Sequence[str], fingerprint: str) -> AsyncGenerator[Engines]:
+    """Channels to all engines; only those with the tokenizer of this ``fingerprint`` will be used."""
+    engines = [Engine(address, fingerprint) for address in dict.fromkeys(addresses)]
+    watchers = [asyncio.create_task(engine.watch()) for engine in engines]
+    try:
+        yield Engines(engines)
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        await asyncio.gather(*(engine.close() for engine in engines))
+
+
+async def _events(
+    engine: Engine,
+    model: engine_pb2.GetModelResponse,
+    request: GenerationRequest,
+    ids: TokenIds,
+    timeout_s: float,
+    metadata: Metadata,
+) -> AsyncGenerator[EngineEvent]:
+    call = engine.start(request, ids, timeout_s, metadata)
+    has_begun = False
+    try:
+        async for message in call:
+            has_begun = True
+            event = read_event(message, model)
+            if event is not None:
+                yield event
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        engine.forget()
+        if not has_begun:
+            raise _UnusableError("does not answer") from error
+        _log.warning("engine %s was lost while it answered: %s", engine.address, error.details())
+        raise EngineLostError(
+            "the engine was lost while it answered; what has arrived is incomplete",
+            metadata={"engine": engine.address},
+        ) from error
+    finally:
+        call.cancel()

@@ -1,0 +1,161 @@
+"""Reads tokenizer.v1 requests into this service's own values; refuses what this version cannot do."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
+
+from services.tokenizer.conversation import Conversation, Message, Role
+from services.tokenizer.encode import TokenIds
+from services.tokenizer.errors import InvalidRequestError, UnsupportedError
+from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.routing import Priority, Routing, derive_conversation_key
+from services.tokenizer.sampling import Sampling
+
+OMITTED_IMAGE = "[image omitted: this model does not take images]"
+OMITTED_DOCUMENT = "[document omitted: this model does not take documents]"
+
+_ROLES = {
+    conversation_pb2.ROLE_SYSTEM: Role.SYSTEM,
+    conversation_pb2.ROLE_DEVELOPER: Role.DEVELOPER,
+    conversation_pb2.ROLE_USER: Role.USER,
+    conversation_pb2.ROLE_ASSISTANT: Role.ASSISTANT,
+}
+_NO_TOOLS = "tools are not supported yet"
+
+
+def read_generation(message: tokenizer_pb2.GenerateRequest) -> GenerationRequest:
+    """Raises InvalidRequestError and UnsupportedError."""
+    source = read_source(message)
+    sampling = read_sampling(message.sampling)
+    sampling.check()
+    return GenerationRequest(
+        source=source,
+        sampling=sampling,
+        routing=read_routing(message.routing, source),
+        loop_guard=_optional(message, "loop_guard"),
+        warm_up_only=message.warm_up_only,
+    )
+
+
+def read_source(
+    message: tokenizer_pb2.GenerateRequest | tokenizer_pb2.EncodeRequest | tokenizer_pb2.CountTokensRequest,
+) -> Conversation | str:
+    """The conversation or text of a request. Raises InvalidRequestError and UnsupportedError."""
+    match message.WhichOneof("input"):
+        case "conversation":
+            return _read_conversation(message.conversation)
+        case "text":
+            if not message.text:
+                raise InvalidRequestError("text", "text is empty")
+            return message.text
+        case _:
+            raise InvalidRequestError("conversation", "there is neither a conversation nor a text")
+
+
+def read_routing(message: tokenizer_pb2.Routing, source: Conversation | str) -> Routing:
+    """Raises InvalidRequestError."""
+    if not message.tenant:
+        raise InvalidRequestError("routing.tenant", "routing.tenant is empty")
+    background = message.priority == tokenizer_pb2.PRIORITY_BACKGROUND
+    return Routing(
+        tenant=message.tenant,
+        cache_scope=message.cache_scope or message.tenant,
+        conversation_key=message.conversation_key or derive_conversation_key(message.tenant, source),
+        request_id=message.request_id,
+        priority=Priority.BACKGROUND if background else Priority.INTERACTIVE,
+        persist=_optional(message, "persist"),
+    )
+
+
+def read_sampling(message: tokenizer_pb2.Sampling) -> Sampling:
+    """As it stands, unchecked."""
+    return Sampling(
+        temperature=_optional(message, "temperature"),
+        top_p=_optional(message, "top_p"),
+        top_k=_optional(message, "top_k"),
+        min_p=_optional(message, "min_p"),
+        presence_penalty=_optional(message, "presence_penalty"),
+        frequency_penalty=_optional(message, "frequency_penalty"),
+        repetition_penalty=_optional(message, "repetition_penalty"),
+        seed=_optional(message, "seed"),
+        logit_bias=dict(message.logit_bias),
+        logprobs=_optional(message, "logprobs"),
+        stop_texts=tuple(message.stop_texts),
+        stop_token_ids=tuple(message.stop_token_ids),
+        max_tokens=_optional(message, "max_tokens"),
+        choices=_optional(message, "choices"),
+    )
+
+
+def read_token_ids(data: bytes, vocabulary_size: int, max_bytes: int) -> TokenIds:
+    """Raises InvalidRequestError unless ``data`` is int32 little-endian ids of the vocabulary."""
+    if len(data) % 4:
+        raise InvalidRequestError("token_ids", f"token_ids has {len(data)} bytes; they must be whole 4-byte ids")
+    if len(data) > max_bytes:
+        raise InvalidRequestError("token_ids", f"token_ids has {len(data)} bytes; at most {max_bytes} are taken")
+    ids: TokenIds = np.frombuffer(data, dtype="<i4")
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocabulary_size))
+    if len(wrong):
+        position = int(wrong[0])
+        raise InvalidRequestError(
+            "token_ids", f"token_ids[{position}] is {int(ids[position])}; ids are 0 to {vocabulary_size - 1}"
+        )
+    return ids
+
+
+def _read_conversation(message: conversation_pb2.Conversation) -> Conversation:
+    if message.tools or message.tool_choice.mode == conversation_pb2.TOOL_CHOICE_MODE_REQUIRED:
+        raise UnsupportedError("conversation.tools", _NO_TOOLS)
+    if message.output_format.WhichOneof("kind") is not None:
+        raise UnsupportedError("conversation.output_format", "output_format is not supported yet")
+    if not message.messages:
+        raise InvalidRequestError("conversation.messages", "the conversation has no messages")
+    return Conversation(
+        tuple(_read_message(one, f"conversation.messages[{index}]") for index, one in enumerate(message.messages)),
+        _read_template_options(message.template_options),
+    )
+
+
+def _read_message(message: conversation_pb2.Message, field: str) -> Message:
+    if message.role == conversation_pb2.ROLE_TOOL or message.calls:
+        raise UnsupportedError(field, _NO_TOOLS)
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequestError(f"{field}.role", f"{field}.role is unknown or absent")
+    parts = [_read_part(part, f"{field}.parts[{index}]") for index, part in enumerate(message.parts)]
+    return Message(role, "\n".join(parts), _optional(message, "name"))
+
+
+def _read_part(part: conversation_pb2.Part, field: str) -> str:
+    match part.WhichOneof("kind"):
+        case "text":
+            return part.text.text
+        case "refusal":
+            return part.refusal.text
+        case "image":
+            return OMITTED_IMAGE
+        case "document":
+            return part.document.text if part.document.WhichOneof("source") == "text" else OMITTED_DOCUMENT
+        case "reasoning":
+            raise UnsupportedError(field, "reasoning is not supported yet")
+        case _:
+            raise InvalidRequestError(field, f"{field} is empty")
+
+
+def _read_template_options(options: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, text in options.items():
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(
+                "conversation.template_options", f"template option {name!r} is not JSON: {error}"
+            ) from None
+    return values
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
