@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -92,7 +93,7 @@ async def serve(config: _Settings, build: Build[_Settings]) -> None:
     checks = cast(Any, health).aio.HealthServicer()
     cast(Any, health_pb2_grpc).add_HealthServicer_to_server(checks, server)
     # Bound before the slow part, so that a taken port shows at once; calls wait until start().
-    rpc.bind(server, config.listen)
+    port = rpc.bind(server, config.listen)
     if config.metrics_listen:
         start_metrics(config.metrics_listen)
     async with build(config, server) as names:
@@ -101,7 +102,7 @@ async def serve(config: _Settings, build: Build[_Settings]) -> None:
         if config.reflection:
             reflection.enable_server_reflection((*names, reflection.SERVICE_NAME, health.SERVICE_NAME), server)
         await server.start()
-        _log.info("serving on %s", config.listen)
+        _log.info("serving on %s", re.sub(r":0$", f":{port}", config.listen))
         await stop.wait()
         _log.info("draining")
         await checks.enter_graceful_shutdown()

@@ -12,13 +12,14 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import Histogram
 
@@ -123,16 +124,15 @@ def failure_of(error: grpc.aio.AioRpcError) -> RpcFailure:
         if key != "grpc-status-details-bin" or not isinstance(value, bytes):
             continue
         status = status_pb2.Status()
-        try:
+        with suppress(DecodeError):
             status.ParseFromString(value)
-        except ValueError:
-            continue
         for detail in status.details:
             info, delay = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Unpack(info):
-                reason, metadata = info.reason, dict(info.metadata)
-            elif detail.Unpack(delay):
-                retry = delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9
+            with suppress(DecodeError):
+                if detail.Unpack(info):
+                    reason, metadata = info.reason, dict(info.metadata)
+                elif detail.Unpack(delay):
+                    retry = delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9
     return RpcFailure(error.code(), error.details() or error.code().name.lower(), reason, metadata, retry)
 
 
@@ -180,9 +180,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 return await answer if inspect.isawaitable(answer) else answer
 
         async def many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            async with _translated(method, context), aclosing(behaviour(request, context)) as answers:
-                async for answer in answers:
-                    yield answer
+            async with _translated(method, context):
+                answers = behaviour(request, context)
+                if inspect.isawaitable(answers):  # it writes its answers to the context, as the health service does
+                    await answers
+                    return
+                async with aclosing(answers):
+                    async for answer in answers:
+                        yield answer
 
         make = getattr(grpc, f"{name}_rpc_method_handler")
         return make(

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -44,7 +45,7 @@ def byte_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
     if match is None or match[2] == "i":
         raise ValueError("a size in bytes such as 2GiB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 def address_list(text: str) -> tuple[str, ...]:
@@ -65,8 +66,9 @@ def load(cls: type[_Settings], service: str, argv: Sequence[str], environ: Mappi
     fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
     parser = _Parser(prog=f"fencepost {service}", allow_abbrev=False)
     for name, field in fields.items():
-        shown = "" if field.default in (dataclasses.MISSING, None) else f" (default: {field.default})"
-        parser.add_argument(_flag(name), dest=name, metavar=name.upper(), help=field.metadata["help"] + shown)
+        shown = "" if field.default in (dataclasses.MISSING, None, "", ()) else f" (default: {field.default})"
+        text = (field.metadata["help"] + shown).replace("%", "%%")  # argparse formats it
+        parser.add_argument(_flag(name), dest=name, metavar=name.upper(), help=text)
     given = vars(parser.parse_args(list(argv)))
 
     known = {prefix + name.upper() for name in fields}

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_MAX_IDS = 2**24
+"""More than any vocabulary has, and few enough for a table."""
+
 
 class VocabularyError(Exception):
     """``tokenizer.json`` is missing, malformed or of a kind whose bytes are not known; the message names the file."""
@@ -42,14 +45,17 @@ def load_vocabulary(model_dir: Path) -> Vocabulary:
         vocab: dict[str, int] = document["model"]["vocab"]
         added: list[dict[str, Any]] = document.get("added_tokens") or []
         spell = _spelling(document)
-        table = [b""] * (max([*vocab.values(), *(token["id"] for token in added)]) + 1)
+        ids = [*vocab.values(), *(token["id"] for token in added)]
+        if min(ids) < 0 or max(ids) >= _MAX_IDS:
+            raise ValueError(f"ids from {min(ids)} to {max(ids)}")
+        table = [b""] * (max(ids) + 1)
         for text, token_id in vocab.items():
             table[token_id] = spell(text)
         for token in added:
             table[token["id"]] = token["content"].encode()
     except OSError as error:
         raise VocabularyError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise VocabularyError(f"{path}: not a usable tokenizer.json ({error})") from None
     return Vocabulary(table, frozenset(token["id"] for token in added if token.get("special")))
 

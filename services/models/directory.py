@@ -1,13 +1,11 @@
-"""A model directory: is everything there, and which model is it?
+"""A model directory: is everything there, and of what kind is it?
 
 Runs at each start of a service, so it reads headers and small files only, and needs no torch.
 """
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, cast
 
@@ -16,7 +14,6 @@ from services.models.weights import WeightFile, read_weight_file
 
 SUPPORTED_MODEL_TYPES: Final = ("llama", "qwen2", "qwen3")
 
-_SAMPLE_BYTES: Final = 1024
 _SINGLE_FILE: Final = "model.safetensors"
 _INDEX_FILE: Final = "model.safetensors.index.json"
 
@@ -34,10 +31,6 @@ class ModelDirectory:
     weight_files: tuple[Path, ...]
     """Sorted by name."""
     weights_bytes: int
-    weights_fingerprint: bytes
-    """32 bytes; see `weights_fingerprint`."""
-    tokenizer_fingerprint: bytes
-    """32 bytes; see `tokenizer_fingerprint`."""
 
 
 def inspect_directory(path: Path) -> ModelDirectory:
@@ -64,48 +57,7 @@ def inspect_directory(path: Path) -> ModelDirectory:
         vocab_size=_positive(path / "config.json", config, "vocab_size"),
         weight_files=tuple(file.path for file in weight_files),
         weights_bytes=sum(file.size_bytes for file in weight_files),
-        weights_fingerprint=_weights_digest(path, weight_files),
-        tokenizer_fingerprint=tokenizer_fingerprint(path),
     )
-
-
-def tokenizer_fingerprint(path: Path) -> bytes:
-    """blake2b-256 of the bytes of `tokenizer.json`; raises ModelFileError if it cannot be read."""
-    return blake2b(_contents(path / "tokenizer.json"), digest_size=32).digest()
-
-
-def weights_fingerprint(path: Path) -> bytes:
-    """blake2b-256 over what identifies the weights without reading them all.
-
-    Covers `config.json` and, for each safetensors file in order of name: name, size, header, and
-    three samples of each tensor (start, middle, end). The samples tell apart fine-tunes of one
-    model, whose sizes and headers are equal. A change that spares every sample goes unseen.
-    Raises ModelFileError.
-    """
-    return _weights_digest(path, _weight_files(path))
-
-
-def _weights_digest(path: Path, weight_files: Iterable[WeightFile]) -> bytes:
-    digest = blake2b(digest_size=32)
-
-    def add(field: bytes) -> None:
-        digest.update(len(field).to_bytes(8, "little"))
-        digest.update(field)
-
-    add(_contents(path / "config.json"))
-    for weight_file in weight_files:
-        add(weight_file.path.name.encode())
-        add(weight_file.size_bytes.to_bytes(8, "little"))
-        add(weight_file.header)
-        try:
-            with weight_file.path.open("rb", buffering=0) as file:
-                for start, end in weight_file.extent_by_tensor.values():
-                    size = min(_SAMPLE_BYTES, end - start)
-                    for offset in (start, (start + end - size) // 2, end - size):
-                        add(os.pread(file.fileno(), size, offset))
-        except OSError as error:
-            raise ModelFileError(weight_file.path, f"cannot be read: {error.strerror or error}") from error
-    return digest.digest()
 
 
 def _weight_files(path: Path) -> list[WeightFile]:

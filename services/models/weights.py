@@ -31,8 +31,6 @@ class WeightFile:
 
     path: Path
     size_bytes: int
-    header: bytes
-    """The JSON text as stored."""
     extent_by_tensor: Mapping[str, tuple[int, int]]
     """Byte range `[start, end)` of each tensor within the file."""
 
@@ -60,7 +58,7 @@ def read_weight_file(path: Path) -> WeightFile:
         raise ModelFileError(path, f"truncated: {size} of {end} bytes")
     if end < size:
         raise ModelFileError(path, f"malformed: {size - end} bytes after the last tensor")
-    return WeightFile(path, size, header, extents)
+    return WeightFile(path, size, extents)
 
 
 def write_weight_file(

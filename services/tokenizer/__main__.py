@@ -3,13 +3,15 @@
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc.aio
 from fencepost.tokenizer.v1 import tokenizer_pb2_grpc
 
-from services import process
-from services.tokenizer import engines, models
+from services import process, replicas
+from services.tokenizer import models
 from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.engines import Engine, Engines
 from services.tokenizer.pool import EncodePool
 from services.tokenizer.servicer import TokenizerServicer
 
@@ -20,9 +22,10 @@ async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGene
     model = models.load_model(config.model, config.model_name, config.aliases, config.max_prompt_bytes)
     pool = EncodePool(config.encode_threads, config.encode_queue)
     try:
-        async with engines.connect(config.engines, model.fingerprint) as connected:
+        make = partial(Engine, fingerprint=model.fingerprint)
+        async with replicas.connect(config.engines, make, grace_s=config.request_timeout_s) as engines:
             # ExplainPrefix stays the generated one, which answers UNIMPLEMENTED.
-            servicer = TokenizerServicer(config, model, pool, connected)  # pyright: ignore[reportAbstractUsage]
+            servicer = TokenizerServicer(config, model, pool, Engines(engines))  # pyright: ignore[reportAbstractUsage]
             tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
             yield ("fencepost.tokenizer.v1.TokenizerService",)
     finally:

@@ -1,16 +1,15 @@
-"""The engines behind this service: one channel each, chosen by conversation."""
+"""The engines behind this service, chosen by conversation."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 import grpc.aio
 from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services import rpc
+from services.replicas import Replicas
 from services.tokenizer.encode import TokenIds
 from services.tokenizer.engine_messages import read_event, write_generate, write_prefill
 from services.tokenizer.errors import ContextLengthError, EngineLostError, NoEngineError
@@ -33,16 +32,17 @@ class _UnusableError(Exception):
 class Engine:
     """One engine, and its description as long as the connection to it lasts."""
 
-    def __init__(self, address: str, fingerprint: str) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel, fingerprint: str) -> None:
         self.address = address
+        self._channel = channel
         self._fingerprint = fingerprint
-        self._channel = rpc.open_channel(address)
-        self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        self._stub = engine_pb2_grpc.EngineServiceStub(channel)
         self._model: engine_pb2.GetModelResponse | None = None
 
     async def model(self, timeout_s: float) -> engine_pb2.GetModelResponse:
         """What it serves. Raises _UnusableError when it does not answer or has another tokenizer."""
-        if self._model is None:
+        # Another engine may be at the address next, so a description lasts no longer than its connection.
+        if self._model is None or self._channel.get_state() is not grpc.ChannelConnectivity.READY:
             try:
                 model = await self._stub.GetModel(
                     engine_pb2.GetModelRequest(), timeout=min(timeout_s, GET_MODEL_TIMEOUT_S)
@@ -73,25 +73,12 @@ class Engine:
         """Ask for the description again before the next use."""
         self._model = None
 
-    async def watch(self) -> None:
-        """Forget the description whenever the connection is lost: another engine may be at the address next."""
-        state = self._channel.get_state()
-        while state is not grpc.ChannelConnectivity.SHUTDOWN:
-            await self._channel.wait_for_state_change(state)
-            state = self._channel.get_state()
-            if state is not grpc.ChannelConnectivity.READY:
-                self.forget()
-
-    async def close(self) -> None:
-        """End the connection and the calls on it."""
-        await self._channel.close()
-
 
 class Engines:
-    """All engines; made by ``connect``."""
+    """All engines; only those with the tokenizer of this service are used."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engine_by_address = {engine.address: engine for engine in engines}
+    def __init__(self, replicas: Replicas[Engine]) -> None:
+        self._replicas = replicas
 
     async def run(
         self, request: GenerationRequest, ids: TokenIds, timeout_s: float, metadata: Metadata
@@ -102,8 +89,7 @@ class Engines:
         EngineLostError when it broke off after the first event; and grpc.aio.AioRpcError, an engine's own refusal.
         """
         passed_over: dict[str, str] = {}
-        for address in rpc.rendezvous(request.routing.conversation_key, list(self._engine_by_address)):
-            engine = self._engine_by_address[address]
+        for engine in self._replicas.in_order(request.routing.conversation_key):
             try:
                 model = await engine.model(timeout_s)
                 if len(ids) >= model.context_tokens:
@@ -113,7 +99,8 @@ class Engines:
                         yield event
                 return
             except _UnusableError as error:
-                passed_over[address] = str(error)
+                passed_over[engine.address] = str(error)
+                self._replicas.look_again()
         engines = "; ".join(f"{address} {why}" for address, why in passed_over.items())
         _log.warning("no engine takes a request: %s", engines)
         raise NoEngineError(
@@ -124,26 +111,12 @@ class Engines:
 
     async def context_tokens(self) -> int | None:
         """Longest prompt and output together, as the first engine that answers has it; None when none does."""
-        for engine in self._engine_by_address.values():
+        for engine in self._replicas.all():
             try:
                 return (await engine.model(GET_MODEL_TIMEOUT_S)).context_tokens
             except _UnusableError:
                 continue
         return None
-
-
-@asynccontextmanager
-async def connect(addresses: Sequence[str], fingerprint: str) -> AsyncGenerator[Engines]:
-    """Channels to all engines; only those with the tokenizer of this ``fingerprint`` will be used."""
-    engines = [Engine(address, fingerprint) for address in dict.fromkeys(addresses)]
-    watchers = [asyncio.create_task(engine.watch()) for engine in engines]
-    try:
-        yield Engines(engines)
-    finally:
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
-        await asyncio.gather(*(engine.close() for engine in engines))
 
 
 async def _events(

@@ -1,0 +1,32 @@
+"""What belongs together: the turns of one conversation should reach one tokenizer replica.
+
+Affinity makes turns faster, never right: any replica can answer any turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from fencepost.tokenizer.v1 import conversation_pb2
+
+_HEADERS = ("session-id", "thread-id", "x-session-id", "x-claude-code-session-id")
+
+
+def conversation_key(headers: Mapping[str, str], prompt_cache_key: str | None) -> str:
+    """The client's own name for the conversation; empty when it gives none."""
+    for header in _HEADERS:
+        if value := headers.get(header):
+            return value
+    return prompt_cache_key or ""
+
+
+def first_messages_key(messages: Iterable[conversation_pb2.Message]) -> str:
+    """A digest of what every turn of a conversation begins with: all up to the first user message."""
+    digest = hashlib.blake2b(digest_size=16)
+    for message in messages:
+        encoded = message.SerializeToString(deterministic=True)
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        if message.role == conversation_pb2.ROLE_USER:
+            break
+    return digest.hexdigest()

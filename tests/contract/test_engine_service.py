@@ -1,0 +1,198 @@
+"""EngineService on real gRPC with a tiny random model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from fencepost.engine.v1 import engine_pb2 as pb
+
+from services import rpc
+from services.identity import tokenizer_fingerprint
+from tests.contract.engine_client import EngineClient, run_engine, write_tiny_engine_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_engine_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+async def engine(model: Path) -> AsyncGenerator[EngineClient]:
+    async with run_engine(model) as client:
+        yield client
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 500), k=length)
+
+
+async def failure(call: Any) -> rpc.RpcFailure:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return rpc.failure_of(caught.value)
+
+
+async def test_get_model_describes_the_model_and_its_units(engine: EngineClient, model: Path):
+    facts = await engine.stub.GetModel(pb.GetModelRequest())
+    assert facts.tokenizer_fingerprint == tokenizer_fingerprint(model)
+    assert (facts.vocabulary_size, facts.context_tokens, facts.block_tokens, facts.page_tokens) == (500, 2048, 16, 256)
+    assert facts.bytes_per_token == 2 * 2 * 2 * 16 * 4
+    assert list(facts.end_token_ids) == [2]
+    assert facts.runtime_class == "paged"
+
+
+async def test_turn_two_reuses_prompt_and_output_but_the_last_token(engine: EngineClient):
+    ids = prompt(1, 70)
+    first = await engine.generate(ids, 12)
+    second = await engine.generate([*ids, *first.ids, 5, 6, 7], 4)
+    assert second.cached(pb.TIER_VRAM) == 70 + 12 - 1
+    assert second.usage.prompt_tokens == 85
+    assert second.usage.cached.recomputed_tokens == 4
+    assert second.admitted.cached == second.usage.cached
+
+
+async def test_eight_at_once_equal_one_by_one(engine: EngineClient):
+    prompts = [prompt(seed, 20 + 37 * seed) for seed in range(8)]
+    alone = [(await engine.generate(ids, 16, scope=f"alone-{i}")).ids for i, ids in enumerate(prompts)]
+    together = await asyncio.gather(*(engine.generate(ids, 16, scope=f"together-{i}") for i, ids in enumerate(prompts)))
+    assert [answer.ids for answer in together] == alone
+    load = await engine.settled()
+    assert (load.held_blocks, load.leases) == (0, 0)
+    assert load.free_blocks + load.cached_blocks == load.total_blocks
+
+
+async def test_scopes_share_nothing(engine: EngineClient):
+    ids = prompt(2, 40)
+    first = await engine.generate(ids, 4, scope="one")
+    second = await engine.generate(ids, 4, scope="two")
+    assert (second.cached(), first.ids) == (0, second.ids)
+
+
+async def test_a_caller_that_leaves_holds_nothing_and_its_blocks_stay(engine: EngineClient):
+    ids = prompt(3, 600)
+    call = engine.start(ids, 1000)
+    async for message in call:
+        if message.WhichOneof("event") == "tokens":
+            break
+    call.cancel()
+    load = await engine.settled()
+    assert load.held_blocks == 0
+    assert (await engine.generate(ids, 2)).cached() == 599
+
+
+async def test_a_caller_that_leaves_during_prefill_is_dropped_within_a_step(engine: EngineClient):
+    call = engine.start(prompt(4, 2000), 4)
+    async for message in call:
+        if message.WhichOneof("event") == "progress":
+            break
+    call.cancel()
+    load = await engine.settled()
+    assert load.held_blocks == 0
+    again = await engine.generate(prompt(4, 2000), 4)
+    assert 0 < again.cached() < 1999
+
+
+async def test_prefill_makes_the_next_generate_a_hit(engine: EngineClient):
+    ids = prompt(5, 300)
+    request = pb.PrefillRequest(cache_scope="scope", token_ids=b"".join(i.to_bytes(4, "little") for i in ids))
+    events = [m.WhichOneof("event") async for m in engine.stub.Prefill(request)]
+    assert events[0] == "admitted"
+    assert events[-1] == "finished"
+    assert (await engine.generate([*ids, 9], 1)).cached() == 300
+
+
+async def test_equal_seeds_give_equal_tokens_in_any_company(engine: EngineClient):
+    sampling = pb.Sampling(temperature=1.5, top_p=0.95, seed=42, max_tokens=12, ignore_end=True)
+    alone = await engine.generate(prompt(6, 30), sampling=sampling)
+    others = [engine.generate(prompt(seed, 50), 30) for seed in (7, 8, 9)]
+    mixed, *_ = await asyncio.gather(engine.generate(prompt(6, 30), sampling=sampling, scope="other"), *others)
+    assert mixed.ids == alone.ids
+    assert alone.ids != (await engine.generate(prompt(6, 30), 12)).ids
+
+
+async def test_stop_token_ids_and_stop_texts_end_the_output(engine: EngineClient):
+    ids = prompt(11, 30)
+    free = (await engine.generate(ids, 40)).ids
+    stop = pb.Sampling(temperature=0, max_tokens=40, ignore_end=True, stop_token_ids=[free[5]])
+    cut = await engine.generate(ids, sampling=stop, scope="ids")
+    assert cut.ids == free[: free.index(free[5]) + 1]
+    assert cut.finished.reason == pb.FINISH_REASON_STOP
+
+
+async def test_an_exact_repeat_gives_the_same_answer_from_the_cache(engine: EngineClient):
+    ids = prompt(12, 96)
+    first, second = await engine.generate(ids, 8), await engine.generate(ids, 8)
+    assert first.ids == second.ids
+    assert second.usage.cached.recomputed_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"sampling": pb.Sampling(temperature=-1)}, "INVALID_ARGUMENT", "sampling.temperature"),
+        ({"sampling": pb.Sampling(top_p=0)}, "INVALID_ARGUMENT", "sampling.top_p"),
+        ({"sampling": pb.Sampling(max_tokens=0)}, "INVALID_ARGUMENT", "sampling.max_tokens"),
+        ({"sampling": pb.Sampling(stop_texts=[b""])}, "INVALID_ARGUMENT", "sampling.stop_texts"),
+        ({"sampling": pb.Sampling(temperature=float("nan"))}, "INVALID_ARGUMENT", "sampling.temperature"),
+        ({"scope": ""}, "INVALID_ARGUMENT", "cache_scope"),
+        ({"ids": []}, "INVALID_ARGUMENT", "token_ids"),
+        ({"ids": [500]}, "INVALID_ARGUMENT", "token_ids"),
+        ({"ids": [-1]}, "INVALID_ARGUMENT", "token_ids"),
+        ({"fence": {}}, "UNIMPLEMENTED", "fence"),
+        ({"sampling": pb.Sampling(logprobs=3)}, "UNIMPLEMENTED", "sampling.logprobs"),
+        ({"sampling": pb.Sampling(choices=2)}, "UNIMPLEMENTED", "sampling.choices"),
+        ({"sampling": pb.Sampling(presence_penalty=1)}, "UNIMPLEMENTED", "sampling.presence_penalty"),
+    ],
+)
+async def test_a_bad_field_is_named(engine: EngineClient, fields: dict[str, Any], code: str, field: str):
+    found = await failure(engine.start(**({"ids": [3, 4]} | fields)))
+    assert (found.code.name, found.metadata["field"]) == (code, field)
+
+
+async def test_a_prompt_over_the_context_is_refused_with_both_lengths(engine: EngineClient):
+    found = await failure(engine.start([3] * 2048))
+    assert (found.code.name, found.reason) == ("OUT_OF_RANGE", "CONTEXT_LENGTH_EXCEEDED")
+    assert found.metadata == {"prompt_tokens": "2048", "context_tokens": "2048"}
+    longest = await engine.generate([3] * 2040, 100)
+    assert longest.usage.output_tokens == 8
+    assert longest.finished.reason == pb.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("name", ["Annotate", "Release", "Flush"])
+async def test_what_later_versions_implement_answers_unimplemented(engine: EngineClient, name: str):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(engine.stub, name)(getattr(pb, f"{name}Request")())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_full_queue_refuses_with_a_retry_delay(model: Path):
+    async with run_engine(model, max_running=1, max_waiting=1) as engine:
+        calls = [engine.start(prompt(seed, 100), 400) for seed in range(2)]
+        await engine.load(lambda load: load.running == 1 and load.queued == 1)
+        found = await failure(engine.start(prompt(9, 10)))
+        assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert found.retry_after_s is not None
+        assert 1 <= found.retry_after_s <= 120
+        for call in calls:
+            call.cancel()
+        await engine.settled()
+
+
+async def test_a_pool_too_small_for_all_finishes_all_with_the_same_tokens(model: Path):
+    prompts = [prompt(seed, 100) for seed in range(6)]
+    async with run_engine(model) as engine:
+        alone = [(await engine.generate(ids, 60)).ids for ids in prompts]
+    async with run_engine(model, vram_bytes=20 * 16 * 512) as engine:
+        together = await asyncio.gather(*(engine.generate(ids, 60) for ids in prompts))
+        assert [answer.ids for answer in together] == alone
+        assert (await engine.settled()).held_blocks == 0
+        facts = await engine.stub.GetModel(pb.GetModelRequest())
+        assert facts.context_tokens == 320, "what the device holds bounds the context"

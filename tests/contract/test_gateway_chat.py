@@ -1,0 +1,241 @@
+"""Chat Completions against a scripted tokenizer: what clients get and what the tokenizer is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from scripted_tokenizer import (
+    HELLO,
+    MODEL,
+    ScriptedTokenizer,
+    admitted,
+    call,
+    finished,
+    progress,
+    reasoning,
+    text,
+)
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": MESSAGES, **changes}
+
+
+def events(stream: bytes) -> list[Any]:
+    """The stream's data, strictly framed: JSON values, then possibly "[DONE]"."""
+    assert stream.endswith(b"\n\n")
+    lines = stream[:-2].split(b"\n\n")
+    assert all(line.startswith(b"data: ") and b"\n" not in line and b"\r" not in line for line in lines)
+    data = [line[6:] for line in lines]
+    return [item.decode() if item == b"[DONE]" else orjson.loads(item) for item in data]
+
+
+def validated(chunk: Any) -> ChatCompletionChunk:
+    return ChatCompletionChunk.model_validate_json(orjson.dumps(chunk), strict=True)
+
+
+async def stream_of(client: httpx.AsyncClient, **changes: Any) -> list[Any]:
+    response = await client.post("/v1/chat/completions", json=body(stream=True, **changes))
+    assert response.status_code == 200, response.text
+    return events(response.content)
+
+
+async def test_answer_in_one_piece(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    response = await client.post("/v1/chat/completions", json=body())
+    assert response.status_code == 200
+    answer = ChatCompletion.model_validate_json(response.content, strict=True)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.model == MODEL
+    assert answer.choices[0].message.content == "Hello, world"
+    assert answer.choices[0].finish_reason == "stop"
+    usage = response.json()["usage"]
+    assert usage == {
+        "prompt_tokens": 135,
+        "completion_tokens": 7,
+        "total_tokens": 142,
+        "prompt_tokens_details": {"cached_tokens": 128, "cached_tokens_by_tier": {"vram": 120, "ssd": 8}},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    assert response.headers["x-fencepost-cache"] == "vram=120 ssd=0 recomputed=15 miss=cold"
+    request = tokenizer.requests[0]
+    assert request.routing.response_id == answer.id
+    assert request.routing.request_id == response.headers["x-request-id"]
+    assert (request.routing.tenant, request.routing.cache_scope) == ("default", "default")
+    assert tokenizer.completed.is_set()
+
+
+async def test_stream_matches_golden(client: httpx.AsyncClient, golden: Any) -> None:
+    response = await client.post("/v1/chat/completions", json=body(stream=True, stream_options={"include_usage": True}))
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-encoding" not in response.headers
+    stable = re.sub(rb"chatcmpl-[0-9a-f]{32}", b"chatcmpl-ID", response.content)
+    golden("chat_text.sse", re.sub(rb'"created":\d+', b'"created":0', stable))
+
+
+async def test_chunks_come_in_the_documented_order(client: httpx.AsyncClient) -> None:
+    *chunks, done = await stream_of(client, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    first, *deltas, last, usage = [validated(chunk) for chunk in chunks]
+    assert first.choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].delta.content for chunk in deltas] == ["Hello", ", world"]
+    assert last.choices[0].finish_reason == "stop"
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.prompt_tokens_details is not None
+    assert usage.usage.prompt_tokens_details.cached_tokens == 128
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+async def test_no_usage_unless_asked(client: httpx.AsyncClient) -> None:
+    *chunks, done = await stream_of(client)
+    assert done == "[DONE]"
+    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+async def test_reasoning_and_calls_stream(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = [
+        admitted(),
+        progress(64),
+        reasoning("hm"),
+        *call(0, "call_a", "ls", '{"path"', ':"/"}'),
+        *call(1, "call_b", "pwd", "{}"),
+        finished(tokenizer_pb2.FINISH_REASON_CALLS),
+    ]
+    *chunks, _ = await stream_of(client)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta] == ["hm"]
+    started = [piece for delta in deltas for piece in delta.get("tool_calls", ()) if "id" in piece]
+    assert [(piece["index"], piece["id"], piece["function"]["name"]) for piece in started] == [
+        (0, "call_a", "ls"),
+        (1, "call_b", "pwd"),
+    ]
+    pieces = [piece for chunk in chunks for piece in validated(chunk).choices[0].delta.tool_calls or ()]
+    first = [piece.function.arguments or "" for piece in pieces if piece.index == 0 and piece.function]
+    assert "".join(first) == '{"path":"/"}'
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+    whole = (await client.post("/v1/chat/completions", json=body())).content
+    message = ChatCompletion.model_validate_json(whole, strict=True).choices[0].message
+    assert message.content is None
+    assert [found.id for found in message.tool_calls or ()] == ["call_a", "call_b"]
+    assert orjson.loads(whole)["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"path":"/"}'
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        (tokenizer_pb2.FINISH_REASON_STOP_TEXT, "stop"),
+        (tokenizer_pb2.FINISH_REASON_LENGTH, "length"),
+        (tokenizer_pb2.FINISH_REASON_LOOP, "length"),
+    ],
+)
+async def test_finish_reasons(
+    client: httpx.AsyncClient, tokenizer: ScriptedTokenizer, reason: tokenizer_pb2.FinishReason.ValueType, shown: str
+) -> None:
+    tokenizer.script = [admitted(), finished(reason)]
+    answer = (await client.post("/v1/chat/completions", json=body())).json()
+    assert answer["choices"][0]["finish_reason"] == shown
+    assert answer["choices"][0]["message"]["content"] == ""
+
+
+async def test_any_text_survives_framing(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    hostile = 'a\u2028b\u2029c\u0085d\r\n\n\x00\x7f"\\ data: [DONE]\n\n\U0001f600\ufeff\u00e9\ud7ff'
+    tokenizer.script = [admitted(), *(text(character) for character in hostile), text(hostile), finished()]
+    response = await client.post("/v1/chat/completions", json=body(stream=True))
+    for separator in ("\u2028", "\u2029", "\u0085"):
+        assert separator not in response.text
+    contents = [chunk["choices"][0]["delta"].get("content", "") for chunk in events(response.content)[:-1]]
+    assert "".join(contents) == hostile * 2
+    whole = (await client.post("/v1/chat/completions", json=body())).json()
+    assert whole["choices"][0]["message"]["content"] == hostile * 2
+
+
+async def test_silence_is_filled_with_empty_deltas(tokenizer: ScriptedTokenizer) -> None:
+    from gateway_server import gateway_at
+
+    silence = asyncio.Event()
+    tokenizer.script = [admitted(), text("a"), silence, text("b"), finished()]
+    async with gateway_at(tokenizer.address, keep_alive_s=0.02) as url, httpx.AsyncClient() as client:
+        request = client.stream("POST", f"{url}/v1/chat/completions", json=body(stream=True))
+        seen: list[Any] = []
+        async with request as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    seen.append(orjson.loads(line[6:]))
+                if sum(chunk["choices"][0]["delta"] == {} for chunk in seen) == 3:
+                    silence.set()
+    assert all(validated(chunk) for chunk in seen)
+    assert [c for chunk in seen if (c := chunk["choices"][0]["delta"].get("content"))] == ["a", "b"]
+
+
+async def test_the_official_clients_read_it(url: str, tokenizer: ScriptedTokenizer) -> None:
+    arguments: dict[str, Any] = {"model": MODEL, "messages": MESSAGES}
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(**arguments)
+        assert answer.choices[0].message.content == "Hello, world"
+        chunks = [chunk async for chunk in await client.chat.completions.create(stream=True, **arguments)]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world"
+        async with client.chat.completions.stream(stream_options={"include_usage": True}, **arguments) as stream:
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.content == "Hello, world"
+        assert final.usage is not None
+        assert final.usage.total_tokens == 142
+
+    def synchronously() -> list[str | None]:
+        with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            whole = client.chat.completions.create(**arguments).choices[0].message.content
+            stream = client.chat.completions.create(stream=True, **arguments)
+            return [whole, "".join(chunk.choices[0].delta.content or "" for chunk in stream)]
+
+    assert await asyncio.to_thread(synchronously) == ["Hello, world", "Hello, world"]
+
+
+async def test_the_request_reaches_the_tokenizer(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {"traceparent": trace, "session-id": "s-1", "x-request-id": "mine-1"}
+    sampling = {"temperature": 0, "top_p": 0.5, "seed": -1, "max_tokens": 5, "stop": ["END", "\n"]}
+    response = await client.post("/chat/completions?beta=1", headers=headers, json=body(unknown={"x": 1}, **sampling))
+    assert response.status_code == 200
+    assert response.headers["x-request-id"] == "mine-1"
+    request = tokenizer.requests[0]
+    assert [(message.role, message.parts[0].text.text) for message in request.conversation.messages] == [
+        (conversation_pb2.ROLE_SYSTEM, "Be brief."),
+        (conversation_pb2.ROLE_USER, "Hi"),
+    ]
+    assert request.sampling == tokenizer_pb2.Sampling(
+        temperature=0, top_p=0.5, seed=2**64 - 1, max_tokens=5, stop_texts=["END", "\n"]
+    )
+    assert request.routing.conversation_key == "s-1"
+    assert request.routing.request_id == "mine-1"
+    assert tokenizer.metadata["traceparent"] == trace
+    assert tokenizer.deadline_s is not None
+    assert 3000 < tokenizer.deadline_s <= 3600
+
+
+async def test_concurrent_streams_do_not_mix(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = [admitted(), *(text(f"{i} ") for i in range(50)), finished()]
+    streams = await asyncio.gather(*(stream_of(client) for _ in range(8)))
+    ids = {chunk["id"] for stream in streams for chunk in stream[:-1]}
+    assert len(ids) == 8
+    for stream in streams:
+        contents = [chunk["choices"][0]["delta"].get("content", "") for chunk in stream[:-1]]
+        assert "".join(contents) == "".join(f"{i} " for i in range(50))
+
+
+async def test_answers_are_served_one_after_another(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = list(HELLO)
+    for _ in range(3):
+        assert (await stream_of(client))[-1] == "[DONE]"
+    assert len(tokenizer.requests) == 3
