@@ -18,13 +18,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from services import rpc, settings
 from services.errors import ServiceError
+from services.health import Health
 from services.settings import SettingsError, setting
+
+_SETTLE_S = 5.0
+"""How long calls that were cut may take to let go of what they use before it is closed."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,24 +94,25 @@ async def serve(config: _Settings, build: Build[_Settings]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = rpc.new_server()
-    checks = cast(Any, health).aio.HealthServicer()
-    cast(Any, health_pb2_grpc).add_HealthServicer_to_server(checks, server)
+    interceptor = rpc.ErrorInterceptor()
+    server = rpc.new_server(interceptor)
     # Bound before the slow part, so that a taken port shows at once; calls wait until start().
     port = rpc.bind(server, config.listen)
     if config.metrics_listen:
         start_metrics(config.metrics_listen)
     async with build(config, server) as names:
-        for name in ("", *names):
-            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        health = Health(names)
+        cast(Any, health_pb2_grpc).add_HealthServicer_to_server(health, server)
         if config.reflection:
-            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME, health.SERVICE_NAME), server)
+            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME, HEALTH_SERVICE), server)
         await server.start()
         _log.info("serving on %s", re.sub(r":0$", f":{port}", config.listen))
         await stop.wait()
         _log.info("draining")
-        await checks.enter_graceful_shutdown()
+        health.drain()
+        interceptor.end_watches()
         await server.stop(config.grace_s)
+        await interceptor.settle(_SETTLE_S)
 
 
 def start_metrics(address: str) -> None:

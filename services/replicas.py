@@ -43,7 +43,7 @@ class Resolver:
 
     def __init__(self, addresses: Sequence[str], look_up: LookUp = look_up) -> None:
         self._look_up = look_up
-        self._concrete_by_address = {address: (address,) for address in addresses}
+        self._concrete_by_address: dict[str, tuple[str, ...]] = {address: (address,) for address in addresses}
         self._host_port_by_address = {
             address: named for address in addresses if (named := _named_host(address)) is not None
         }
@@ -96,9 +96,7 @@ class Replicas(Generic[_Client]):
     Invariant: every current address has an open channel. Only ``refresh`` opens and closes them.
     """
 
-    def __init__(
-        self, resolver: Resolver, make: Callable[[str, grpc.aio.Channel], _Client], *, grace_s: float
-    ) -> None:
+    def __init__(self, resolver: Resolver, make: Callable[[str, grpc.aio.Channel], _Client], *, grace_s: float) -> None:
         self._resolver = resolver
         self._make = make
         self._grace_s = grace_s
@@ -144,7 +142,8 @@ class Replicas(Generic[_Client]):
         """Refresh every ``interval_s``, or sooner when asked, until cancelled."""
         while True:
             try:
-                await asyncio.wait_for(self._asked.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await self._asked.wait()
             except TimeoutError:
                 pass
             self._asked.clear()
@@ -190,7 +189,7 @@ async def connect(
 def _named_host(address: str) -> tuple[str, str] | None:
     """Host and port, where the host is a name; None for what is concrete, or gRPC's to read (``scheme:…``)."""
     host, _, port = address.rpartition(":")
-    if not host or ":" in host or not port.isdecimal():
+    if host in ("", "unix") or ":" in host or not port.isdecimal():
         return None
     try:
         ipaddress.ip_address(host)

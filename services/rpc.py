@@ -72,9 +72,9 @@ class RpcFailure:
     retry_after_s: float | None = None
 
 
-def new_server() -> grpc.aio.Server:
+def new_server(interceptor: ErrorInterceptor | None = None) -> grpc.aio.Server:
     """A server with the options, errors and metrics that every service has."""
-    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=[interceptor or ErrorInterceptor()], options=SERVER_OPTIONS)
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
@@ -160,6 +160,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     NotImplementedError → UNIMPLEMENTED. Anything else is our bug → INTERNAL, logged with its traceback.
     """
 
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+        self._watches: set[asyncio.Task[Any]] = set()
+        self._ends_watches = False
+
+    def end_watches(self) -> None:
+        """End with UNAVAILABLE the calls that would never end by themselves: our contracts name them Watch…."""
+        self._ends_watches = True
+        for task in self._watches:
+            task.cancel()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until no handler runs: a server that stops cancels those that outlive its grace, but doesn't wait."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
@@ -175,19 +191,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, name)
 
         async def one(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            self._track(method)
             async with _translated(method, context):
                 answer = behaviour(request, context)
                 return await answer if inspect.isawaitable(answer) else answer
 
         async def many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            is_watch = self._track(method)
             async with _translated(method, context):
-                answers = behaviour(request, context)
-                if inspect.isawaitable(answers):  # it writes its answers to the context, as the health service does
-                    await answers
-                    return
-                async with aclosing(answers):
-                    async for answer in answers:
-                        yield answer
+                try:
+                    async with aclosing(behaviour(request, context)) as answers:
+                        async for answer in answers:
+                            yield answer
+                except asyncio.CancelledError:
+                    if not (is_watch and self._ends_watches):
+                        raise
+                    # A task that only ends as cancelled would leave its call open, and the server waiting for it.
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "shutting down")
 
         make = getattr(grpc, f"{name}_rpc_method_handler")
         return make(
@@ -195,6 +215,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+    def _track(self, method: str) -> bool:
+        """Remember the running call; whether it is a watch."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        is_watch = method.startswith("/fencepost.") and "/Watch" in method
+        for tasks in (self._running, self._watches) if is_watch else (self._running,):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        return is_watch
 
 
 @asynccontextmanager

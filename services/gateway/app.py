@@ -14,12 +14,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from services import replicas
 from services.gateway import chat, models
 from services.gateway.body import read_object
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import Edge
 from services.gateway.errors import GatewayError, InternalError, MethodNotAllowedError, PathNotFoundError
-from services.gateway.upstream import Tokenizers
+from services.gateway.upstream import Tokenizer, Tokenizers
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?", re.ASCII)
 
@@ -39,12 +40,10 @@ def build_app(config: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        tokenizers = Tokenizers(config.tokenizers, timeout_s=config.request_timeout_s)
-        app.state.gateway = Gateway(config, tokenizers)
-        try:
+        timeout_s = config.request_timeout_s
+        async with replicas.connect(config.tokenizers, Tokenizer, grace_s=timeout_s) as tokenizers:
+            app.state.gateway = Gateway(config, Tokenizers(tokenizers, timeout_s=timeout_s))
             yield
-        finally:
-            await tokenizers.close()
 
     app = FastAPI(title="Fencepost", lifespan=lifespan, redirect_slashes=False, redoc_url=None)
     app.include_router(router)

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services import rpc
 from services.gateway.errors import GatewayError, InternalError, UnavailableError, from_failure
+from services.replicas import Replicas
 
 UNARY_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 2.0
@@ -49,20 +50,29 @@ class Generation:
         self._call.cancel()
 
 
+class Tokenizer:
+    """One replica."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        self._health = cast(Any, health_pb2_grpc).HealthStub(channel)
+
+    async def health(self) -> str:
+        """Its word on itself: SERVING, NOT_SERVING, or a status code's name."""
+        try:
+            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
+        except grpc.aio.AioRpcError as failed:
+            return failed.code().name
+        return cast(str, health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
 class Tokenizers:
-    """Channels to all replicas, opened in the running loop; its owner calls ``close``."""
+    """All replicas; an answer may take ``timeout_s``."""
 
-    def __init__(self, addresses: Sequence[str], *, timeout_s: float) -> None:
+    def __init__(self, replicas: Replicas[Tokenizer], *, timeout_s: float) -> None:
+        self._replicas = replicas
         self._timeout_s = timeout_s
-        self._channel_by_address = {address: rpc.open_channel(address) for address in addresses}
-        self._stub_by_address = {
-            address: tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-            for address, channel in self._channel_by_address.items()
-        }
-
-    async def close(self) -> None:
-        """Close the channels; calls in flight are cancelled."""
-        await asyncio.gather(*(channel.close() for channel in self._channel_by_address.values()))
 
     async def generate(
         self, request: tokenizer_pb2.GenerateRequest, replica_key: str, metadata: Sequence[tuple[str, str]]
@@ -70,18 +80,19 @@ class Tokenizers:
         """Start an answer and wait until an engine has admitted it. Raises GatewayError."""
         deadline_s = time.monotonic() + self._timeout_s
         error: GatewayError = UnavailableError("No tokenizer service is configured.")
-        for address in rpc.rendezvous(replica_key, list(self._stub_by_address)):
-            call = self._stub_by_address[address].Generate(
+        for tokenizer in self._replicas.in_order(replica_key):
+            call = tokenizer.stub.Generate(
                 request, timeout=max(0.0, deadline_s - time.monotonic()), metadata=tuple(metadata)
             )
             try:
                 first = await _read(call)
                 if first is None or not first.HasField("admitted"):
-                    _log.error("tokenizer %s began an answer without Admitted", address)
+                    _log.error("tokenizer %s began an answer without Admitted", tokenizer.address)
                     raise InternalError
             except UnavailableError as unavailable:
-                _log.warning("tokenizer %s is unavailable: %s", address, unavailable)
+                _log.warning("tokenizer %s is unavailable: %s", tokenizer.address, unavailable)
                 error = unavailable
+                self._replicas.look_again()
             except BaseException:
                 call.cancel()
                 raise
@@ -92,30 +103,23 @@ class Tokenizers:
     async def list_models(self) -> Sequence[tokenizer_pb2.Model]:
         """What the first replica that answers serves. Raises GatewayError."""
         error: GatewayError = UnavailableError("No tokenizer service is configured.")
-        for stub in self._stub_by_address.values():
+        for tokenizer in self._replicas.all():
             try:
-                answer = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=UNARY_TIMEOUT_S)
+                answer = await tokenizer.stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=UNARY_TIMEOUT_S)
             except grpc.aio.AioRpcError as failed:
                 error = _translated(failed)
                 if not isinstance(error, UnavailableError):
                     raise error from None
+                self._replicas.look_again()
             else:
                 return answer.models
         raise error
 
     async def health(self) -> dict[str, str]:
-        """Each replica's word on itself, by address: SERVING, NOT_SERVING, or a status code's name."""
-
-        async def ask(channel: grpc.aio.Channel) -> str:
-            check = cast(Any, health_pb2_grpc).HealthStub(channel).Check
-            try:
-                answer = await check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
-            except grpc.aio.AioRpcError as failed:
-                return failed.code().name
-            return cast(str, health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
-
-        words = await asyncio.gather(*(ask(channel) for channel in self._channel_by_address.values()))
-        return dict(zip(self._channel_by_address, words, strict=True))
+        """Each replica's word on itself, by address."""
+        tokenizers = self._replicas.all()
+        words = await asyncio.gather(*(tokenizer.health() for tokenizer in tokenizers))
+        return {tokenizer.address: word for tokenizer, word in zip(tokenizers, words, strict=True)}
 
 
 async def _read(call: _Call) -> tokenizer_pb2.GenerateResponse | None:

@@ -115,7 +115,7 @@ class Engines:
             try:
                 return (await engine.model(GET_MODEL_TIMEOUT_S)).context_tokens
             except _UnusableError:
-                continue
+                self._replicas.look_again()
         return None
 
 

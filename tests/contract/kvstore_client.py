@@ -159,7 +159,7 @@ class Client:
         request: dict[str, Any] = {"namespace": state.namespace, "page_keys": state.page_keys, "tail": tail} | changes
         return await self.snapshots.Match(snapshot_pb2.MatchRequest(**request))
 
-    async def read(self, state: State, *, tail: bool = True, order: int = 2, lease_id: str = "") -> Restored:
+    async def read(self, state: State, *, tail: bool = True, order: Any = 2, lease_id: str = "") -> Restored:
         request = snapshot_pb2.ReadRequest(
             namespace=state.namespace,
             lease_id=lease_id,

@@ -86,7 +86,7 @@ class ScriptedEngine(_Servicer):
     async def serving(self, address: str = "127.0.0.1:0") -> AsyncGenerator["ScriptedEngine"]:
         server = rpc.new_server()
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, server)
-        self.address = f"127.0.0.1:{rpc.bind(server, address)}"
+        self.address = f"{address.rpartition(':')[0]}:{rpc.bind(server, address)}"
         await server.start()
         try:
             yield self

@@ -131,6 +131,7 @@ class ScriptedTokenizer(_Servicer):
         self,
         status: health_pb2.HealthCheckResponse.ServingStatus.ValueType = health_pb2.HealthCheckResponse.SERVING,
         port: int = 0,
+        host: str = "127.0.0.1",
     ) -> AsyncGenerator[ScriptedTokenizer]:
         """Serve at ``address``; port 0 is any free one."""
         server = rpc.new_server()
@@ -138,7 +139,7 @@ class ScriptedTokenizer(_Servicer):
         checks = cast(Any, health).aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         await checks.set("", status)
-        self.address = f"127.0.0.1:{rpc.bind(server, f'127.0.0.1:{port}')}"
+        self.address = f"{host}:{rpc.bind(server, f'{host}:{port}')}"
         await server.start()
         try:
             yield self

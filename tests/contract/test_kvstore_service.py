@@ -17,7 +17,6 @@ from kvstore_client import NAMESPACE, Client, State, expected, ids, serving, sta
 from services import rpc
 from services.kvstore.errors import DataDirectoryError
 
-
 _RESPONSE, _REPLAY = record_pb2.RECORD_KIND_RESPONSE, record_pb2.RECORD_KIND_REPLAY
 
 
@@ -199,7 +198,7 @@ async def test_same_manifest_id_replaces_and_frees_what_only_it_named(client: Cl
     ],
 )
 async def test_bad_header_is_refused_by_name(client: Client, change: dict[str, Any], code: str, field: str) -> None:
-    header = state(600).header()
+    header: Any = state(600).header()
     for name, value in change.items():
         header.ClearField(name)
         header.MergeFrom(snapshot_pb2.WriteHeader(**{name: value}))

@@ -30,6 +30,6 @@ class Oracle:
         with torch.inference_mode():
             while len(out) < max_tokens and 2 not in out:
                 fed = torch.tensor([out[-1:] or ids])
-                logits = self._model(fed, past_key_values=state, use_cache=True, logits_to_keep=1).logits
+                logits = self._model(fed, cache=state, use_cache=True, logits_to_keep=1).logits
                 out.append(int(logits[0, -1].argmax()))
         return self._tokenizer.decode(out, skip_special_tokens=True), len(out)

@@ -42,9 +42,7 @@ def test_key_stands_for_its_page_and_all_before(changed: int) -> None:
     before = page_keys(SECRET, ids(*tokens))
     tokens[changed] += 1
     after = page_keys(SECRET, ids(*tokens))
-    assert [a == b for a, b in zip(before, after, strict=True)] == [
-        page < changed // PAGE_TOKENS for page in range(4)
-    ]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [page < changed // PAGE_TOKENS for page in range(4)]
 
 
 @given(split=st.integers(0, 4), positions=st.lists(st.integers(0, 4 * PAGE_TOKENS - 1), max_size=5))

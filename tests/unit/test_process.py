@@ -5,8 +5,6 @@ import os
 import signal
 import socket
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -24,6 +23,7 @@ from services import rpc
 ROOT = Path(__file__).parents[2]
 SERVING: Any = cast(Any, health_pb2).HealthCheckResponse.SERVING
 NOT_SERVING: Any = cast(Any, health_pb2).HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN: Any = cast(Any, health_pb2).HealthCheckResponse.SERVICE_UNKNOWN
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class Tiny:
         stub = health_pb2_grpc.HealthStub(self.channel)
         return (await cast(Any, stub).Check(cast(Any, health_pb2).HealthCheckRequest(service=service))).status
 
-    def watch(self) -> Any:
+    def watch(self, service: str = "tiny.Tiny") -> Any:
         stub = health_pb2_grpc.HealthStub(self.channel)
-        return cast(Any, stub).Watch(cast(Any, health_pb2).HealthCheckRequest(service="tiny.Tiny"))
+        return cast(Any, stub).Watch(cast(Any, health_pb2).HealthCheckRequest(service=service))
 
     async def end(self) -> tuple[int, str]:
         """Its exit status and whatever it logged."""
@@ -114,16 +114,28 @@ async def test_signal_lets_a_stream_finish(number: signal.Signals, tmp_path: Pat
     assert "Traceback" not in log
 
 
-async def test_stream_that_outlives_the_grace_is_cut() -> None:
+async def test_a_watch_does_not_hold_the_process() -> None:
+    async with serving("--grace-s", "600") as tiny:
+        watch = tiny.channel.unary_stream("/fencepost.tiny.Tiny/WatchEcho")(b"seen")
+        assert await watch.read() == b"seen"
+        tiny.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            status, log = await tiny.end()
+    assert status == 0
+    assert "Traceback" not in log
+
+
+async def test_stream_that_outlives_the_grace_is_cut_before_resources_close() -> None:
     async with serving("--grace-s", "0.2") as tiny:
         echo = tiny.echo()
-        await echo.write(b"before")
-        assert await echo.read() == b"before"
+        await echo.write(b"hang")
+        assert await echo.read() == b"hang"
         tiny.process.send_signal(signal.SIGTERM)
         with pytest.raises(grpc.aio.AioRpcError):
             await echo.read()
         status, log = await tiny.end()
     assert status == 0
+    assert "cut while open" in log
     assert "Traceback" not in log
 
 
@@ -137,10 +149,11 @@ async def test_no_new_calls_while_draining() -> None:
         tiny.process.send_signal(signal.SIGTERM)
         assert (await watch.read()).status == NOT_SERVING
         async with rpc.open_channel(tiny.address) as late:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while True:
-                    await late.stream_stream("/tiny.Tiny/Echo")(iter([b"late"])).read()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            # Listening ends a moment after the watchers were told.
+            call = late.stream_stream("/tiny.Tiny/Echo")(iter([b"late"]))
+            while await call.code() is grpc.StatusCode.OK:
+                call = late.stream_stream("/tiny.Tiny/Echo")(iter([b"late"]))
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
         await echo.done_writing()
         assert (await tiny.end())[0] == 0
 
@@ -151,6 +164,7 @@ async def test_health_knows_the_server_and_its_services_only() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await tiny.health("tiny.Other")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert (await tiny.watch("tiny.Other").read()).status == SERVICE_UNKNOWN
 
 
 async def reflected(tiny: Tiny) -> list[str]:
@@ -175,8 +189,8 @@ async def test_metrics_page_counts_calls() -> None:
         port = reserved.getsockname()[1]
     async with serving("--metrics-listen", f"127.0.0.1:{port}") as tiny:
         await tiny.health()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            page = answer.read().decode()
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
     assert 'fencepost_rpc_seconds_count{code="OK",method="/grpc.health.v1.Health/Check"} 1.0' in page
 
 
@@ -192,9 +206,7 @@ async def test_settings_come_from_variables_and_are_logged(tmp_path: Path) -> No
 async def test_taken_port_is_one_line_and_status_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        serve, metrics = await asyncio.gather(
-            refusal("--listen", address), refusal("--metrics-listen", address)
-        )
+        serve, metrics = await asyncio.gather(refusal("--listen", address), refusal("--metrics-listen", address))
     assert serve == (1, [f"fencepost tiny: cannot listen on {address}: the address is in use or not ours"])
     assert metrics[0] == 1
     assert len(metrics[1]) == 1

@@ -75,7 +75,9 @@ def test_home_is_expanded() -> None:
 
 
 def test_required_setting_is_named_with_its_variable_and_meaning() -> None:
-    with pytest.raises(SettingsError, match=r"^--data-dir \(or FENCEPOST_SHOP_DATA_DIR\) is required: folder for data$"):
+    with pytest.raises(
+        SettingsError, match=r"^--data-dir \(or FENCEPOST_SHOP_DATA_DIR\) is required: folder for data$"
+    ):
         load(Shop, "shop", [], {})
 
 

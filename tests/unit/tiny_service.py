@@ -1,11 +1,12 @@
 """A service that echoes, for the tests of a service process's life."""
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -30,21 +31,40 @@ class NoShelvesLeft(ServiceError):
     reason = "NO_SHELVES_LEFT"
 
 
-async def _echo(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[bytes]:
-    async for request in requests:
-        yield request
-
-
 @asynccontextmanager
 async def build(config: TinySettings, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
-    """Serves ``tiny.Tiny/Echo``, a stream of plain bytes in both directions."""
+    """Serves ``tiny.Tiny/Echo``, a stream of plain bytes in both directions; it hangs after ``hang``.
+
+    ``fencepost.tiny.Tiny/WatchEcho`` answers once and then never ends by itself.
+    """
     if config.num_shelves > 8:
         raise NoShelvesLeft("there are 8 shelves")
-    handler: Any = grpc.stream_stream_rpc_method_handler(_echo)  # pyright: ignore[reportArgumentType]
+    is_open = True
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes]:
+        async for request in requests:
+            yield request
+            if request == b"hang":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.sleep(0.1)
+                    sys.stderr.write(f"cut while {'open' if is_open else 'closed'}\n")
+
+    handler: Any = grpc.stream_stream_rpc_method_handler(cast(Any, echo))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tiny.Tiny", {"Echo": handler}),))
+
+    async def watch(request: bytes, context: Any) -> AsyncGenerator[bytes]:
+        yield request
+        await asyncio.Event().wait()
+
+    watching: Any = grpc.unary_stream_rpc_method_handler(cast(Any, watch))
+    watches = grpc.method_handlers_generic_handler("fencepost.tiny.Tiny", {"WatchEcho": watching})
+    server.add_generic_rpc_handlers((watches,))
     try:
         yield ("tiny.Tiny",)
     finally:
+        is_open = False
         if config.closed is not None:
             config.closed.touch()
 

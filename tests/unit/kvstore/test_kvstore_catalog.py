@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import NAMESPACE, manifest, name, page, superseded
 
@@ -116,6 +116,7 @@ def test_lease_is_released_once_and_expires() -> None:
     assert pins.is_empty
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_random_histories_keep_every_invariant(seed: int) -> None:
     rng = random.Random(seed)

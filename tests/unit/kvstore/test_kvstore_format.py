@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import NAMESPACE, manifest, name, page
 
@@ -145,6 +145,7 @@ def test_every_truncation_and_every_flip_is_found(value: bytes, decode: Callable
 
 
 @pytest.mark.parametrize(("value", "decode"), DECODERS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_garbage_under_a_right_checksum_is_refused_or_decodes(
     value: bytes, decode: Callable[[bytes], object], data: st.DataObject
