@@ -20,21 +20,6 @@ import httpx
 from tests.e2e.stack import MODEL, Stack, run_stack
 
 _WORDS = ("river", "stone", "window", "garden", "morning", "letter", "bridge", "winter", "paper", "candle", "music")
-    "river",
-    "stone",
-    "window",
-    "garden",
-    "morning",
-    "letter",
-    "bridge",
-    "winter",
-    "paper",
-    "candle",
-    "music",
-    "harbour",
-    "forest",
-    "mirror",
-]
 
 
 def main() -> None:
