@@ -153,7 +153,8 @@ async def test_an_exact_repeat_gives_the_same_answer_from_the_cache(engine: Engi
     ],
 )
 async def test_a_bad_field_is_named(engine: EngineClient, fields: dict[str, Any], code: str, field: str):
-    found = await failure(engine.start(**({"ids": [3, 4]} | fields)))
+    arguments: dict[str, Any] = {"ids": [3, 4]} | fields
+    found = await failure(engine.start(**arguments))
     assert (found.code.name, found.metadata["field"]) == (code, field)
 
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Stack:
 
 
 @contextmanager
-def run_stack(data_dir: Path, *flags: str) -> Iterator[Stack]:
+def run_stack(data_dir: Path, *flags: str) -> Generator[Stack]:
     """Start ``fencepost up``, wait until it is ready, stop it as Ctrl-C does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

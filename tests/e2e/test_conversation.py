@@ -36,13 +36,9 @@ def oracle(smollm2_dir: Path) -> Oracle:
     return Oracle(smollm2_dir)
 
 
-def ask(stack: Stack, messages: list[dict[str, str]], max_tokens: int = 40, **options: Any) -> ChatCompletion:
+def ask(stack: Stack, messages: list[Any], max_tokens: int = 40, **options: Any) -> ChatCompletion:
     return stack.client().chat.completions.create(
-        model=MODEL,
-        messages=messages,
-        max_tokens=max_tokens,
-        temperature=0,
-        **options,  # type: ignore[arg-type]
+        model=MODEL, messages=messages, max_tokens=max_tokens, temperature=0, **options
     )
 
 
@@ -56,7 +52,7 @@ def cached(answer: ChatCompletion, tier: str | None = None) -> int:
 
 
 def test_three_turns_reuse_memory_and_after_a_restart_the_disk(tmp_path: Path, oracle: Oracle):
-    messages: list[dict[str, str]] = []
+    messages: list[Any] = []
 
     def turn(stack: Stack, question: str) -> ChatCompletion:
         messages.append({"role": "user", "content": question})
@@ -80,15 +76,13 @@ def test_three_turns_reuse_memory_and_after_a_restart_the_disk(tmp_path: Path, o
 
 
 def test_eight_streams_equal_one_by_one(stack: Stack, oracle: Oracle):
-    prompts = [[{"role": "user", "content": f"Tell me one fact about the number {n}."}] for n in range(2, 10)]
+    prompts: list[list[Any]] = [
+        [{"role": "user", "content": f"Tell me one fact about the number {n}."}] for n in range(2, 10)
+    ]
 
-    async def stream(client: openai.AsyncOpenAI, messages: list[dict[str, str]]) -> str:
+    async def stream(client: openai.AsyncOpenAI, messages: list[Any]) -> str:
         chunks = await client.chat.completions.create(
-            model=MODEL,
-            messages=messages,
-            max_tokens=24,
-            temperature=0,
-            stream=True,  # type: ignore[arg-type]
+            model=MODEL, messages=messages, max_tokens=24, temperature=0, stream=True
         )
         return "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices])
 
@@ -181,7 +175,7 @@ def test_malformed_json_is_a_client_error_and_the_stack_keeps_serving(stack: Sta
 
 
 def test_stop_texts_and_seeds(stack: Stack):
-    messages = [{"role": "user", "content": "Count from one to ten in words, separated by commas."}]
+    messages: list[Any] = [{"role": "user", "content": "Count from one to ten in words, separated by commas."}]
     free = ask(stack, messages, 40).choices[0].message.content or ""
     stop = free[len(free) // 2 : len(free) // 2 + 3]
     cut = ask(stack, messages, 40, stop=[stop])
@@ -190,12 +184,7 @@ def test_stop_texts_and_seeds(stack: Stack):
     client = stack.client()
     drawn = [
         client.chat.completions.create(
-            model=MODEL,
-            messages=messages,
-            max_tokens=20,
-            temperature=1.2,
-            top_p=0.9,
-            seed=7,  # type: ignore[arg-type]
+            model=MODEL, messages=messages, max_tokens=20, temperature=1.2, top_p=0.9, seed=7
         )
         for _ in range(2)
     ]
