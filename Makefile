@@ -5,13 +5,13 @@ VENV  ?= .venv
 ARGS  ?=
 
 CONTRACTS := $(wildcard proto/fencepost/*/v1/*.proto)
-BENCHES   := $(filter-out bench/__init__.py,$(wildcard bench/*.py))
+BENCHES   := $(filter-out bench/__init__.py bench/data.py,$(wildcard bench/*.py))
 PYTEST    := $(VENV)/bin/python -m pytest -q
 # protoc looks for its plugins, and pyright for node, on the path.
 WITH_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check bench soak test-compose stubs clean
+.PHONY: help setup up test check bench bench-data soak test-compose stubs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -39,8 +39,11 @@ check: setup ## lint, types, imports, contracts and the unit tests
 	$(VENV)/bin/buf breaking --against proto/baseline.binpb
 	$(PYTEST) tests/unit
 
-bench: setup ## measure; each script prints one line of JSON
+bench: bench-data ## measure; each script prints one line of JSON
 	@set -e; for module in $(subst /,.,$(BENCHES:.py=)); do $(VENV)/bin/python -m $$module --json; done
+
+bench-data: setup ## fetch the tokenizers that the benches compare into data/ (needs npm)
+	@$(VENV)/bin/python -m bench.data
 
 stubs: setup ## generate the typed stubs beside the contracts, if one has changed
 

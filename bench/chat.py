@@ -23,7 +23,7 @@ _WORDS = ("river", "stone", "window", "garden", "morning", "letter", "bridge", "
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time to the first token of a growing conversation.")
     parser.add_argument("--json", action="store_true", help="print only the last line")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])

@@ -10,7 +10,7 @@ SERVICES: Final = ("kvstore", "engine", "tokenizer", "gateway")
 _MODULES_BY_EXTRA: Final = {
     "kvstore": ("rocksdict", "crc32c"),
     "engine": ("torch", "transformers", "numpy", "crc32c"),
-    "tokenizer": ("tokenizers", "jinja2", "numpy"),
+    "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography"),
     "gateway": ("fastapi", "uvicorn", "orjson"),
     "models": ("numpy", "safetensors", "tokenizers", "huggingface_hub"),
 }

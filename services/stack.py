@@ -7,7 +7,9 @@ The sockets lie in one private folder, so no other port is needed and nothing un
 
 from __future__ import annotations
 
+import base64
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +99,7 @@ def lay_out(settings: UpSettings, *, data_dir: Path, model_dir: Path, run_dir: P
         replica(
             *("tokenizer", f"tokenizer-{i}", *model, "--model-name", model_id(settings.model)),
             *("--engines", ",".join(engine.address for engine in engines)),
+            *("--records", kvstore.address, "--capsule-keys", str(capsule_keys(data_dir))),
         )
         for i in range(settings.tokenizers)
     ]
@@ -111,6 +114,22 @@ def lay_out(settings: UpSettings, *, data_dir: Path, model_dir: Path, run_dir: P
         ),
     )
     return [[gateway], tokenizers, engines, [kvstore]]
+
+
+def capsule_keys(data_dir: Path) -> Path:
+    """The file whose key the tokenizers seal with, so that what clients bring back opens after a restart too."""
+    return data_dir / "capsule-keys"
+
+
+def ensure_capsule_keys(data_dir: Path) -> None:
+    """Draw a key once; the file is the owner's only. Raises OSError."""
+    path = capsule_keys(data_dir)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{secrets.token_hex(8)}:{base64.b64encode(secrets.token_bytes(32)).decode()}\n")
 
 
 def metrics_ports(settings: UpSettings) -> range:

@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_ports(config)
         data_dir = (config.data_dir or stack.default_data_dir()).absolute()
         with _locked(data_dir) as lock_fd:
+            stack.ensure_capsule_keys(data_dir)
             model_dir = resolve(config.model, progress=ProgressLines())
             with tempfile.TemporaryDirectory(
                 prefix="fencepost-", dir=_socket_root(), ignore_cleanup_errors=True

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
+_FIRST_CHARACTERS = 512
 _HEADERS = ("session-id", "thread-id", "x-session-id", "x-claude-code-session-id")
 
 
@@ -30,3 +31,8 @@ def first_messages_key(messages: Iterable[conversation_pb2.Message]) -> str:
         if message.role == conversation_pb2.ROLE_USER:
             break
     return digest.hexdigest()
+
+
+def first_characters_key(text: str) -> str:
+    """A digest of what a text begins with: texts that grow at the end keep it once they are long enough to matter."""
+    return hashlib.blake2b(text[:_FIRST_CHARACTERS].encode(), digest_size=16).hexdigest()

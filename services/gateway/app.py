@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from services import replicas
-from services.gateway import chat, models
+from services.gateway import chat, completions, models
 from services.gateway.body import read_object
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import Edge
@@ -59,6 +59,21 @@ async def chat_completions(request: Request) -> Response:
     """OpenAI's Chat Completions, streamed or not."""
     gateway = _gateway(request)
     return await chat.respond(
+        request,
+        await read_object(request, gateway.config.max_body_bytes),
+        gateway.tokenizers,
+        request_id=request.state.request_id,
+        metadata=_trace(request),
+        keep_alive_s=gateway.config.keep_alive_s,
+    )
+
+
+@router.post("/v1/completions")
+@router.post("/completions", include_in_schema=False)
+async def text_completions(request: Request) -> Response:
+    """OpenAI's older Completions: plain text that is continued, streamed or not."""
+    gateway = _gateway(request)
+    return await completions.respond(
         request,
         await read_object(request, gateway.config.max_body_bytes),
         gateway.tokenizers,

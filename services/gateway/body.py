@@ -10,12 +10,14 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.errors import BadRequestError, BodyTooLargeError, EncodingError
+from services.gateway.fields import Fields
+from services.gateway.raw_json import RawJson
 from services.gateway.stream import ClientGoneError
 
 _GZIP_WINDOW_BITS = 31
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+async def read_object(request: Request, max_bytes: int) -> Fields:
     """The body as a JSON object, whatever its Content-Type says.
 
     Raises BodyTooLargeError as soon as the limit is passed, EncodingError, BadRequestError, ClientGoneError.
@@ -60,7 +62,7 @@ def _gunzip(data: bytes, max_bytes: int) -> bytes:
     return body
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> Fields:
     if not body:
         raise BadRequestError("The body is empty; it must be a JSON object.")
     try:
@@ -71,7 +73,7 @@ def _parse(body: bytes) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise BadRequestError("The body must be a JSON object.")
-    return cast(dict[str, Any], value)
+    return Fields(cast(dict[str, Any], value), RawJson(body))
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

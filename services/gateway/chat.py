@@ -11,30 +11,20 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import orjson
-from fencepost.tokenizer.v1 import tokenizer_pb2
+from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway import cached, chat_request
-from services.gateway.errors import BadRequestError, UnavailableError
-from services.gateway.stream import EventStream, sse, unless_gone
+from services.gateway import chat_request, outcome
+from services.gateway.delivery import DONE, deliver
+from services.gateway.fields import Fields
+from services.gateway.stream import sse
 from services.gateway.upstream import Generation, Tokenizers
-
-_DONE = b"data: [DONE]\n\n"
-# A loop that the guard ended is an answer cut short.
-_FINISH_REASONS = {
-    tokenizer_pb2.FINISH_REASON_STOP: "stop",
-    tokenizer_pb2.FINISH_REASON_STOP_TEXT: "stop",
-    tokenizer_pb2.FINISH_REASON_LENGTH: "length",
-    tokenizer_pb2.FINISH_REASON_LOOP: "length",
-    tokenizer_pb2.FINISH_REASON_CALLS: "tool_calls",
-}
 
 
 async def respond(
     request: Request,
-    body: dict[str, Any],
+    body: Fields,
     tokenizers: Tokenizers,
     *,
     request_id: str,
@@ -43,28 +33,16 @@ async def respond(
 ) -> Response:
     """Answer one request. Raises GatewayError before anything is sent, ClientGoneError when nobody waits any more."""
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    chat = chat_request.parse(body, request.headers, request_id=request_id, response_id=response_id)
-    try:
-        generation = await unless_gone(request.receive, tokenizers.generate(chat.generate, chat.replica_key, metadata))
-    except BadRequestError as error:
-        error.param = chat_request.client_field(error.param) if error.param else None
-        raise
-    answer = _Answer(response_id, chat.generate.model, int(time.time()), chat.include_usage)
-    headers = {"x-fencepost-cache": cached.header(generation.admitted.cached)}
-    if chat.is_stream:
-        return EventStream(
-            answer.frames(generation),
-            frame_of_error=lambda error: sse(error.openai_body()),
-            keep_alive=answer.chunk({}),
-            keep_alive_s=keep_alive_s,
-            close=generation.cancel,
-            headers=headers,
-        )
-    try:
-        whole = await unless_gone(request.receive, answer.whole(generation))
-    finally:
-        generation.cancel()
-    return Response(orjson.dumps(whole), media_type="application/json", headers=headers)
+    asked = chat_request.parse(body, request.headers, request_id=request_id, response_id=response_id)
+    return await deliver(
+        request,
+        asked,
+        _Answer(response_id, asked.generate.model, int(time.time()), asked.include_usage),
+        tokenizers,
+        client_field=chat_request.client_field,
+        metadata=metadata,
+        keep_alive_s=keep_alive_s,
+    )
 
 
 class _Answer:
@@ -77,31 +55,31 @@ class _Answer:
         # Where the usage comes at the end, every chunk before has a null one.
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
 
-    def chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
-        """One event."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return sse({**self._head, "choices": [choice], **self._tail})
+    def keep_alive(self) -> bytes:
+        """An empty delta."""
+        return self._chunk({})
 
     async def frames(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The whole stream. Its end waits for the tokenizer's, so that the next turn finds everything in place."""
-        yield self.chunk({"role": "assistant", "content": ""})
+        yield self._chunk({"role": "assistant", "content": ""})
         usage = tokenizer_pb2.Usage()
+        calls = _Calls()
         async with aclosing(generation.events()) as events:
             async for event in events:
                 if event.HasField("finished"):
                     usage = event.finished.usage
-                    yield self.chunk({}, _finish_reason(event.finished))
-                elif delta := _delta(event):
-                    yield self.chunk(delta)
+                    yield self._chunk({}, outcome.finish_reason(event.finished))
+                elif delta := _delta(event, calls):
+                    yield self._chunk(delta)
         if self._include_usage:
-            yield sse({**self._head, "choices": [], "usage": _usage(usage)})
-        yield _DONE
+            yield sse({**self._head, "choices": [], "usage": outcome.usage(usage)})
+        yield DONE
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The chat.completion object."""
         texts: list[str] = []
         reasoning: list[str] = []
-        call_by_index: dict[int, dict[str, Any]] = {}
+        calls = _Calls()
         finished = tokenizer_pb2.Finished()
         async with aclosing(generation.events()) as events:
             async for event in events:
@@ -111,31 +89,60 @@ class _Answer:
                     case "reasoning_delta":
                         reasoning.append(event.reasoning_delta.text)
                     case "call_started":
-                        call_by_index[event.call_started.index] = _call(event.call_started)
-                    case "call_finished":
-                        call_by_index[event.call_finished.index]["function"]["arguments"] = (
-                            event.call_finished.arguments
-                        )
+                        calls.start(event.call_started)
+                    case "call_delta":
+                        calls.extend(event.call_delta)
                     case "finished":
                         finished = event.finished
                     case _:
                         pass
         message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "refusal": None}
-        if reasoning:
+        if any(reasoning):
             message["reasoning_content"] = "".join(reasoning)
-        if call_by_index:
+        if tool_calls := calls.whole():
             message["content"] = message["content"] or None
-            message["tool_calls"] = [call_by_index[index] for index in sorted(call_by_index)]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(finished)}
+            message["tool_calls"] = tool_calls
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": outcome.finish_reason(finished)}
         return {
             **self._identity,
             "object": "chat.completion",
             "choices": [choice],
-            "usage": _usage(finished.usage),
+            "usage": outcome.usage(finished.usage),
         }
 
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return sse({**self._head, "choices": [choice], **self._tail})
 
-def _delta(event: tokenizer_pb2.GenerateResponse) -> dict[str, Any] | None:
+
+class _Calls:
+    """The calls of one answer, by position; a function's text is its arguments, a custom tool's its input."""
+
+    def __init__(self) -> None:
+        self._started_by_index: dict[int, tokenizer_pb2.CallStarted] = {}
+        self._fragments_by_index: dict[int, list[str]] = {}
+
+    def start(self, started: tokenizer_pb2.CallStarted) -> dict[str, Any]:
+        """Returns how the call looks before its text."""
+        self._started_by_index[started.index] = started
+        self._fragments_by_index[started.index] = []
+        return _call(started, "")
+
+    def extend(self, delta: tokenizer_pb2.CallDelta) -> dict[str, Any]:
+        """Returns how the piece looks alone."""
+        self._fragments_by_index[delta.index].append(delta.fragment)
+        kind, key = _shape(self._started_by_index[delta.index])
+        return {kind: {key: delta.fragment}}
+
+    def whole(self) -> list[dict[str, Any]]:
+        """All calls, in order; one that the answer's end cut short is as short here as in a stream."""
+        return [
+            _call(started, "".join(self._fragments_by_index[index]))
+            for index, started in sorted(self._started_by_index.items())
+        ]
+
+
+def _delta(event: tokenizer_pb2.GenerateResponse, calls: _Calls) -> dict[str, Any] | None:
     """What an event adds to the message; None for those that add nothing."""
     match event.WhichOneof("event"):
         case "text_delta":
@@ -143,36 +150,18 @@ def _delta(event: tokenizer_pb2.GenerateResponse) -> dict[str, Any] | None:
         case "reasoning_delta":
             return {"reasoning_content": event.reasoning_delta.text} if event.reasoning_delta.text else None
         case "call_started":
-            return {"tool_calls": [{"index": event.call_started.index, **_call(event.call_started)}]}
-        case "call_delta":
-            return {
-                "tool_calls": [{"index": event.call_delta.index, "function": {"arguments": event.call_delta.fragment}}]
-            }
+            return {"tool_calls": [{"index": event.call_started.index, **calls.start(event.call_started)}]}
+        case "call_delta" if event.call_delta.fragment:
+            return {"tool_calls": [{"index": event.call_delta.index, **calls.extend(event.call_delta)}]}
         case _:
             return None
 
 
-def _call(started: tokenizer_pb2.CallStarted) -> dict[str, Any]:
-    return {"id": started.call_id, "type": "function", "function": {"name": started.name, "arguments": ""}}
+def _call(started: tokenizer_pb2.CallStarted, text: str) -> dict[str, Any]:
+    kind, key = _shape(started)
+    return {"id": started.call_id, "type": kind, kind: {"name": started.name, key: text}}
 
 
-def _finish_reason(finished: tokenizer_pb2.Finished) -> str:
-    reason = _FINISH_REASONS.get(finished.reason)
-    if reason is None:
-        raise UnavailableError("The server gave this answer up; try again.")
-    return reason
-
-
-def _usage(usage: tokenizer_pb2.Usage) -> dict[str, Any]:
-    """OpenAI's numbers, and beside them the tiers that the cached tokens came from."""
-    tokens_by_tier = cached.tokens_by_tier(usage.cached)
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(tokens_by_tier.values()),
-            "cached_tokens_by_tier": tokens_by_tier,
-        },
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
+def _shape(started: tokenizer_pb2.CallStarted) -> tuple[str, str]:
+    """The call's type, under which its text goes, and the text's name there."""
+    return ("custom", "input") if started.kind == conversation_pb2.CALL_KIND_CUSTOM else ("function", "arguments")

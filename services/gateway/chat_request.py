@@ -9,20 +9,14 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
 
-from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
+from fencepost.tokenizer.v1 import conversation_pb2
 
-from services.gateway import affinity
+from services.gateway.chat_tools import parse_tool_choice, parse_tools
+from services.gateway.client_request import ClientRequest, assemble
 from services.gateway.errors import BadRequestError, UnsupportedError
 from services.gateway.fields import Fields, wrong
 
-MAX_STOPS = 16
-TENANT = "default"
-"""Owner and cache scope of every request, until API keys say otherwise."""
-
-_UINT32_MAX = 2**32 - 1
 _ROLES = {
     "system": conversation_pb2.ROLE_SYSTEM,
     "developer": conversation_pb2.ROLE_DEVELOPER,
@@ -31,54 +25,36 @@ _ROLES = {
     "tool": conversation_pb2.ROLE_TOOL,
 }
 _CLIENT_SPELLING = (
-    (r"^conversation$", "messages"),
+    (r"^(conversation|input)$", "messages"),
     (r"^stop_texts\b", "stop"),
-    (r"\.parts\b", ".content"),
+    (r"^parallel_calls$", "parallel_tool_calls"),
+    (r"^tool_choice\.(mode|allowed_names)\b.*", "tool_choice"),
+    (r"^(tools\[\d+\])\.grammar\b.*", r"\1.custom.format"),
+    (r"^(tools\[\d+\])\.parameters_json$", r"\1.function.parameters"),
+    # Kinds differ in where they have these; the tool itself is the same for all.
+    (r"^(tools\[\d+\])\.(name|description|kind|strict|namespace)$", r"\1"),
+    (r"\.calls(\[\d+\])\.call_id$", r".tool_calls\1.id"),
+    (r"\.calls(\[\d+\])\.(name|arguments)$", r".tool_calls\1.function.\2"),
     (r"\.calls\b", ".tool_calls"),
-    (r"\.call_id\b", ".tool_call_id"),
+    (r"\.call_id$", ".tool_call_id"),
+    (r"\.parts\b", ".content"),
 )
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[^,;]*)*?;base64,", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A valid request. ``replica_key`` is equal for the turns of one conversation."""
-
-    generate: tokenizer_pb2.GenerateRequest
-    is_stream: bool
-    include_usage: bool
-    replica_key: str
-
-
-def parse(values: dict[str, Any], headers: Mapping[str, str], *, request_id: str, response_id: str) -> ChatRequest:
+def parse(body: Fields, headers: Mapping[str, str], *, request_id: str, response_id: str) -> ClientRequest:
     """Raises BadRequestError or UnsupportedError naming the field."""
-    body = Fields(values)
-    model = body.required_text("model")
-    if not model:
-        raise BadRequestError("'model' must not be empty.", param="model")
-    messages = _messages(body)
     _refuse_unsupported(body)
-    is_stream = body.flag("stream")
-    sampling = _sampling(body)
-    conversation_key = affinity.conversation_key(headers, body.text("prompt_cache_key"))
-    replica_key = conversation_key or body.text("user") or affinity.first_messages_key(messages)
-    return ChatRequest(
-        generate=tokenizer_pb2.GenerateRequest(
-            model=model,
-            conversation=conversation_pb2.Conversation(messages=messages),
-            sampling=sampling,
-            routing=tokenizer_pb2.Routing(
-                tenant=TENANT,
-                cache_scope=TENANT,
-                conversation_key=conversation_key,
-                request_id=request_id,
-                response_id=response_id,
-            ),
-        ),
-        is_stream=is_stream,
-        include_usage=_include_usage(body, is_stream),
-        replica_key=replica_key,
+    tools = parse_tools(body)
+    is_parallel = body.flag("parallel_tool_calls")
+    conversation = conversation_pb2.Conversation(
+        messages=_messages(body),
+        tools=tools,
+        tool_choice=parse_tool_choice(body, tools),
+        # Without tools, it means nothing.
+        parallel_calls=is_parallel if tools else None,
     )
+    return assemble(body, headers, conversation, request_id=request_id, response_id=response_id)
 
 
 def client_field(contract_field: str) -> str:
@@ -89,66 +65,14 @@ def client_field(contract_field: str) -> str:
     return field
 
 
-def _include_usage(body: Fields, is_stream: bool) -> bool:
-    options = body.object("stream_options")
-    if options is None:
-        return False
-    if not is_stream:
-        raise BadRequestError("'stream_options' is only allowed with 'stream': true.", param="stream_options")
-    return options.flag("include_usage")
-
-
 def _refuse_unsupported(body: Fields) -> None:
-    body.refuse("tools", [])
     body.refuse("functions", [])
-    # Without tools, these mean nothing.
-    body.refuse("tool_choice", "none", "auto")
+    # Without functions, it means nothing.
     body.refuse("function_call", "none", "auto")
     body.refuse("modalities", ["text"])
     body.refuse("audio")
     if (response_format := body.object("response_format")) is not None and response_format.text("type") != "text":
         raise UnsupportedError("'response_format' other than text is not supported yet.", param="response_format")
-    body.integer("n", 1, _UINT32_MAX)
-    body.refuse("n", 1)
-    body.refuse("logprobs", False)
-    body.refuse("top_logprobs", 0)
-    body.refuse("logit_bias", {})
-    for name in ("presence_penalty", "frequency_penalty"):
-        body.refuse(name, 0)
-    for name in ("top_k", "min_p", "repetition_penalty"):
-        body.refuse(name)
-
-
-def _sampling(body: Fields) -> tokenizer_pb2.Sampling:
-    top_p = body.number("top_p", 0, 1)
-    if top_p == 0:
-        raise BadRequestError("'top_p' must be over 0 and at most 1.", param="top_p")
-    older, newer = (body.integer(name, 1, _UINT32_MAX) for name in ("max_tokens", "max_completion_tokens"))
-    seed = body.integer("seed", -(2**63), 2**63 - 1)
-    return tokenizer_pb2.Sampling(
-        temperature=body.number("temperature", 0, 2),
-        top_p=top_p,
-        max_tokens=older if newer is None else newer,
-        # Two's complement: every signed seed has an unsigned one of its own.
-        seed=None if seed is None else seed % 2**64,
-        stop_texts=_stops(body),
-    )
-
-
-def _stops(body: Fields) -> list[str]:
-    value = body.values.get("stop")
-    if value is None:
-        return []
-    stops = cast(list[Any], value) if isinstance(value, list) else [value]
-    if len(stops) > MAX_STOPS:
-        raise BadRequestError(f"'stop' must hold at most {MAX_STOPS} texts, not {len(stops)}.", param="stop")
-    for index, stop in enumerate(stops):
-        name = f"stop[{index}]" if isinstance(value, list) else "stop"
-        if not isinstance(stop, str):
-            raise wrong(name, "a string" if isinstance(value, list) else "a string or a list of strings", stop)
-        if not stop:
-            raise BadRequestError(f"'{name}' must not be empty.", param=name)
-    return stops
 
 
 def _messages(body: Fields) -> list[conversation_pb2.Message]:
@@ -172,7 +96,10 @@ def _message(fields: Fields) -> conversation_pb2.Message:
             f"'{fields.name('tool_calls')}' is only allowed in assistant messages.", param=fields.name("tool_calls")
         )
     refusal = fields.text("refusal") if role == conversation_pb2.ROLE_ASSISTANT else None
-    parts = _parts(fields, name, is_optional=bool(calls or refusal))
+    reasoning = _reasoning(fields) if role == conversation_pb2.ROLE_ASSISTANT else None
+    parts = _parts(fields, name, is_optional=bool(calls or refusal or reasoning))
+    if reasoning:
+        parts.insert(0, conversation_pb2.Part(reasoning=conversation_pb2.ReasoningPart(text=reasoning)))
     if refusal:
         parts.append(conversation_pb2.Part(refusal=conversation_pb2.RefusalPart(text=refusal)))
     return conversation_pb2.Message(
@@ -182,6 +109,11 @@ def _message(fields: Fields) -> conversation_pb2.Message:
         call_id=fields.required_text("tool_call_id") if role == conversation_pb2.ROLE_TOOL else None,
         name=fields.text("name"),
     )
+
+
+def _reasoning(fields: Fields) -> str | None:
+    """What the model thought, echoed under this server's name for it or under the one that other servers use."""
+    return fields.text("reasoning_content") or fields.text("reasoning")
 
 
 def _parts(fields: Fields, role: str, *, is_optional: bool) -> list[conversation_pb2.Part]:
@@ -205,7 +137,7 @@ def _part(fields: Fields, role: str) -> conversation_pb2.Part:
             return _text(fields.required_text("text"))
         case "refusal", "assistant":
             return conversation_pb2.Part(refusal=conversation_pb2.RefusalPart(text=fields.required_text("refusal")))
-        case "image_url", "user":
+        case "image_url", ("user" | "tool"):
             # Whether the model takes pictures, the tokenizer knows.
             return conversation_pb2.Part(image=_image(fields.required_object("image_url")))
         case (("input_audio" | "file"), "user"):
@@ -241,7 +173,7 @@ def _call(fields: Fields, index: int) -> conversation_pb2.Call:
     match kind := fields.text("type") or "function":
         case "function":
             call = fields.required_object("function")
-            arguments, call_kind = call.required_text("arguments"), conversation_pb2.CALL_KIND_FUNCTION
+            arguments, call_kind = _arguments(call), conversation_pb2.CALL_KIND_FUNCTION
         case "custom":
             call = fields.required_object("custom")
             arguments, call_kind = call.required_text("input"), conversation_pb2.CALL_KIND_CUSTOM
@@ -256,3 +188,13 @@ def _call(fields: Fields, index: int) -> conversation_pb2.Call:
         arguments=arguments,
         index=index,
     )
+
+
+def _arguments(fields: Fields) -> str:
+    """Some clients send the object itself instead of its text."""
+    value = fields.required("arguments")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return fields.raw("arguments")
+    raise wrong(fields.name("arguments"), "a string of JSON", value)

@@ -161,7 +161,7 @@ def from_failure(failure: RpcFailure) -> GatewayError:
         case "NOT_FOUND" if failure.reason == "MODEL_NOT_FOUND":
             return ModelNotFoundError(failure.message, param="model")
         case "OUT_OF_RANGE" if failure.reason == "CONTEXT_LENGTH_EXCEEDED":
-            return ContextLengthError(_context_message(failure), param=field or "messages")
+            return ContextLengthError(_context_message(failure), param=field or "input")
         case "RESOURCE_EXHAUSTED":
             return RateLimitError(failure.message, retry_after_s=failure.retry_after_s)
         case "UNAVAILABLE" | "CANCELLED":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from services.gateway.errors import BadRequestError, UnsupportedError
+from services.gateway.raw_json import RawJson
 
 
 def kind_of(value: Any) -> str:
@@ -35,17 +36,22 @@ def wrong(field: str, expected: str, value: Any) -> BadRequestError:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One JSON object and where it lies in the body, e.g. ``messages[2]``; the body itself lies at "".
+    """One JSON object and where it lies in the body, e.g. at ``("messages", 2)``; the body itself lies at ``()``.
 
     Every reader returns None for an absent or null field and raises BadRequestError for one it cannot take.
     """
 
     values: dict[str, Any]
-    path: str = ""
+    body: RawJson
+    path: tuple[str | int, ...] = ()
 
     def name(self, key: str) -> str:
-        """The field as errors spell it."""
-        return f"{self.path}.{key}" if self.path else key
+        """The field as errors spell it, e.g. ``messages[2].role``."""
+        return _spelt((*self.path, key))
+
+    def raw(self, key: str) -> str:
+        """The field's JSON text as the client wrote it; the field must be there."""
+        return self.body.text(*self.path, key)
 
     def required(self, key: str) -> Any:
         """The value, which must be there."""
@@ -66,12 +72,12 @@ class Fields:
         self.required(key)
         return cast(str, self.text(key))
 
-    def flag(self, key: str) -> bool:
-        """A boolean; absent is False."""
+    def flag(self, key: str) -> bool | None:
+        """A boolean."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise wrong(self.name(key), "a boolean", value)
-        return bool(value)
+        return value
 
     def integer(self, key: str, minimum: int, maximum: int) -> int | None:
         """A whole number in [minimum, maximum]."""
@@ -100,7 +106,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise wrong(self.name(key), "an object", value)
-        return Fields(cast(dict[str, Any], value), self.name(key))
+        return Fields(cast(dict[str, Any], value), self.body, (*self.path, key))
 
     def required_object(self, key: str) -> Fields:
         """A JSON object that must be there."""
@@ -115,10 +121,10 @@ class Fields:
         if not isinstance(value, list):
             raise wrong(self.name(key), "a list", value)
         for index, item in enumerate(cast(list[Any], value)):
-            path = f"{self.name(key)}[{index}]"
+            path = (*self.path, key, index)
             if not isinstance(item, dict):
-                raise wrong(path, "an object", item)
-            yield Fields(cast(dict[str, Any], item), path)
+                raise wrong(_spelt(path), "an object", item)
+            yield Fields(cast(dict[str, Any], item), self.body, path)
 
     def refuse(self, key: str, *harmless: Any) -> None:
         """Raise UnsupportedError unless the field is absent, null or one of the values that change nothing."""
@@ -135,3 +141,7 @@ class Fields:
             raise BadRequestError(
                 f"'{self.name(key)}' must be from {minimum} to {maximum}, not {value}.", param=self.name(key)
             )
+
+
+def _spelt(path: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")

@@ -2,7 +2,6 @@
 
 from fencepost.engine.v1 import engine_pb2
 
-from services.tokenizer.encode import TokenIds
 from services.tokenizer.events import (
     Admitted,
     Cached,
@@ -19,6 +18,7 @@ from services.tokenizer.events import (
     Usage,
 )
 from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.prompt_text import TokenIds
 from services.tokenizer.routing import Priority
 from services.tokenizer.sampling import Sampling
 

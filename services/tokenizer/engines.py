@@ -10,11 +10,11 @@ import grpc.aio
 from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.replicas import Replicas
-from services.tokenizer.encode import TokenIds
 from services.tokenizer.engine_messages import read_event, write_generate, write_prefill
 from services.tokenizer.errors import ContextLengthError, EngineLostError, NoEngineError
 from services.tokenizer.events import EngineEvent
 from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.prompt_text import TokenIds
 
 GET_MODEL_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1.0

@@ -3,9 +3,11 @@
 ServiceError
 └── TokenizerError
     ├── ModelFileError            a file of the model directory is missing or malformed: ends the start
+    ├── KeyFileError              the file of capsule keys is missing or malformed: ends the start
     ├── InvalidRequestError       a value out of range; metadata ``field`` names it
     │   ├── PromptTooLargeError   more bytes than the service encodes
     │   └── TemplateError         the model's chat template refuses the conversation
+    ├── UnknownResponseError      ExplainPrefix: no such answer is remembered
     ├── UnknownModelError         no such model here
     ├── UnsupportedError          in the contract, not in this version
     ├── ContextLengthError        the prompt leaves no room to answer
@@ -29,6 +31,13 @@ class ModelFileError(TokenizerError):
 
     status: ClassVar[str] = "FAILED_PRECONDITION"
     reason: ClassVar[str] = "MODEL_FILE"
+
+
+class KeyFileError(TokenizerError):
+    """One line that names the file and the line in it, and never shows a key."""
+
+    status: ClassVar[str] = "FAILED_PRECONDITION"
+    reason: ClassVar[str] = "KEY_FILE"
 
 
 class InvalidRequestError(TokenizerError):
@@ -64,6 +73,13 @@ class UnknownModelError(TokenizerError):
         super().__init__(
             f"model {model!r} is not served here; served: {names}", metadata={"model": model, "served": names}
         )
+
+
+class UnknownResponseError(TokenizerError):
+    """No answer of this id is remembered."""
+
+    status: ClassVar[str] = "NOT_FOUND"
+    reason: ClassVar[str] = "RESPONSE_NOT_FOUND"
 
 
 class UnsupportedError(TokenizerError):

@@ -1,7 +1,7 @@
 """What an engine tells the tokenizer, and what the tokenizer tells its caller.
 
 engine:  Admitted, Progress*, Sampled*, Ended per choice
-caller:  Admitted, Progress*, TextDelta*, Finished per choice
+caller:  Admitted, Progress*, then per choice ReasoningDelta*, TextDelta*, calls, Finished
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ class FinishReason(Enum):
     STOP = auto()
     STOP_TEXT = auto()
     LENGTH = auto()
+    CALLS = auto()
     LOOP = auto()
     CANCELLED = auto()
 
@@ -34,6 +35,8 @@ class Miss:
 
     reason: str
     at_token: int | None
+    segment: str | None = None
+    """The part of the conversation that ``at_token`` lies in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,44 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Whole characters of thinking."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call with the id that was minted for it."""
+
+    choice: int
+    index: int
+    call_id: str
+    name: str
+    is_custom: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a call's arguments."""
+
+    choice: int
+    index: int
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished:
+    """A call with its whole arguments; ``capsule`` replays the turn's exact ids."""
+
+    choice: int
+    index: int
+    arguments: str
+    capsule: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Last of its choice."""
 
@@ -144,7 +185,8 @@ class Finished:
     encoded_ms: float
     """Wall time of rendering and encoding the prompt."""
     warnings: tuple[str, ...]
+    reasoning_capsule: bytes | None = None
 
 
 EngineEvent = Admitted | Progress | Sampled | Ended
-AnswerEvent = Admitted | Progress | TextDelta | Finished
+AnswerEvent = Admitted | Progress | ReasoningDelta | TextDelta | CallStarted | CallDelta | CallFinished | Finished

@@ -1,10 +1,11 @@
 """Engine events → the answer's events: the tokenizer's half of a generation."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from services.tokenizer.choice import Choice
 from services.tokenizer.conversation import Conversation
-from services.tokenizer.detokenize import TextStream
+from services.tokenizer.dialects.dialect import StreamParser
 from services.tokenizer.errors import EngineLostError
 from services.tokenizer.events import (
     Admitted,
@@ -15,11 +16,15 @@ from services.tokenizer.events import (
     FinishReason,
     Progress,
     Sampled,
-    TextDelta,
 )
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
+from services.tokenizer.transcript import Record
 from services.vocabulary import Vocabulary
+
+NewParser = Callable[[], StreamParser | None]
+Remember = Callable[[Record], Awaitable[bytes | None]]
+"""Keeps an answer's record for the next prompt; gives a capsule of it for clients that echo only that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +40,26 @@ class GenerationRequest:
 
 
 async def answer(
-    request: GenerationRequest, events: AsyncIterator[EngineEvent], vocabulary: Vocabulary, encoded_ms: float
+    request: GenerationRequest,
+    events: AsyncIterator[EngineEvent],
+    vocabulary: Vocabulary,
+    encoded_ms: float,
+    new_parser: NewParser,
+    remember: Remember,
 ) -> AsyncGenerator[AnswerEvent]:
-    """The answer's events, at most one TextDelta for each message of the engine.
+    """The answer's events, as few as possible for each message of the engine.
 
-    ``encoded_ms`` is what the prompt cost. Raises EngineLostError when ``events`` end before every choice has ended.
+    ``encoded_ms`` is what the prompt cost. ``remember`` is awaited with what the next prompt needs before the choice's
+    Finished, so that a client's next turn finds it. Raises EngineLostError when ``events`` end before every choice has.
     """
     hidden_ids = vocabulary.special_ids | frozenset(request.sampling.stop_token_ids)
-    text_by_choice: dict[int, TextStream] = {}
+    choices: dict[int, Choice] = {}
     num_ended = 0
 
-    def text_of(choice: int) -> TextStream:
-        if choice not in text_by_choice:
-            text_by_choice[choice] = TextStream(vocabulary, hidden_ids, request.sampling.stop_texts)
-        return text_by_choice[choice]
+    def choice_of(index: int) -> Choice:
+        if index not in choices:
+            choices[index] = Choice(index, vocabulary, hidden_ids, request.sampling.stop_texts, new_parser())
+        return choices[index]
 
     async for event in events:
         match event:
@@ -58,25 +69,30 @@ async def answer(
             case Progress():
                 yield event
             case Sampled():
-                text, logprobs = text_of(event.choice).push(event.ids, event.logprobs)
-                if text or logprobs:
-                    yield TextDelta(event.choice, text, logprobs)
+                for found in choice_of(event.choice).push(event.ids, event.logprobs):
+                    yield found
             case Ended():
                 num_ended += 1
-                stream = text_of(event.choice)
-                text, logprobs = stream.finish()
-                if text or logprobs:
-                    yield TextDelta(event.choice, text, logprobs)
-                yield _finished(request, event, stream.stop_text, encoded_ms)
+                choice = choice_of(event.choice)
+                for found in choice.finish():
+                    yield found
+                record = choice.record()
+                capsule = None if record is None or event.choice else await remember(record)
+                yield _finished(request, event, choice, encoded_ms, capsule)
     if num_ended < (request.sampling.choices or 1):
         raise EngineLostError("the engine ended its answer early; what has arrived is incomplete")
 
 
-def _finished(request: GenerationRequest, event: Ended, stop_text: str | None, encoded_ms: float) -> Finished:
-    reason = event.reason
+def _finished(
+    request: GenerationRequest, event: Ended, choice: Choice, encoded_ms: float, capsule: bytes | None
+) -> Finished:
+    reason, stop_text = event.reason, choice.stop_text
     if stop_text is not None:
         # The text was cut, even where the token that completed the stop was also the last one allowed.
         reason = FinishReason.STOP_TEXT
     elif event.stop_index is not None and event.stop_index < len(request.sampling.stop_texts):
         stop_text = request.sampling.stop_texts[event.stop_index]
-    return Finished(event.choice, reason, stop_text, event.usage, encoded_ms, event.warnings)
+    if reason is FinishReason.STOP and choice.has_calls:
+        reason = FinishReason.CALLS
+    warnings = (*event.warnings, *choice.warnings)
+    return Finished(event.choice, reason, stop_text, event.usage, encoded_ms, warnings, capsule)

@@ -1,41 +1,43 @@
-"""The model that is served, as far as language goes: names, vocabulary, template, defaults."""
+"""The model that is served, as far as language goes: names, vocabulary, template, dialect, defaults."""
 
 import dataclasses
-import time
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from services.identity import tokenizer_fingerprint
-from services.tokenizer.conversation import Conversation
-from services.tokenizer.encode import Encoder, TokenIds, load_encoder
+from services.tokenizer.dialects.dialect import Dialect
+from services.tokenizer.dialects.registry import dialect_for
 from services.tokenizer.errors import InvalidRequestError, ModelFileError, UnknownModelError
 from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.layout import PromptWriter
 from services.tokenizer.model_files import read_json_object
-from services.tokenizer.render import ChatTemplate, load_template
+from services.tokenizer.render import load_template
 from services.tokenizer.sampling import Sampling
-from services.tokenizer.segments import Segment, find_segments
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the model is to read."""
-
-    text: str
-    ids: TokenIds
-    encoded_ms: float
-    """Wall time of rendering and encoding."""
-
-
-@dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model. Its methods block: they belong in the pool."""
+    """One model; immutable."""
 
     name: str
     aliases: tuple[str, ...]
     vocabulary: Vocabulary
-    encoder: Encoder
-    template: ChatTemplate | None
+    tokenizer: Tokenizer
+    writer: PromptWriter | None
+    """None where the model has no chat template."""
+    dialect: Dialect
+    spellings: re.Pattern[str] | None
+    """Matches what the tokenizer takes for an added token, whitespace ones aside; None where there are none."""
+    end_text: str | None
+    """Spells the token that ends an assistant's turn in the template."""
+    has_reasoning: bool
+    """Whether the template knows thinking."""
     fingerprint: str
     """Digest of tokenizer.json; an engine must have the same."""
     defaults: Sampling
@@ -49,21 +51,6 @@ class ServedModel:
         if name not in served:
             raise UnknownModelError(name, served)
 
-    def prompt(self, source: Conversation | str) -> Prompt:
-        """Render and encode. Raises InvalidRequestError and its kin."""
-        start = time.perf_counter()
-        if isinstance(source, str):
-            text = source
-        elif self.template is None:
-            raise InvalidRequestError("conversation", f"model {self.name!r} has no chat template; send text")
-        else:
-            text = self.template.render(source.messages, source.template_options, add_generation_prompt=True)
-        field = "text" if isinstance(source, str) else "conversation"
-        ids = self.encoder.encode(text, field)
-        if not len(ids):
-            raise InvalidRequestError(field, "the prompt has no tokens")
-        return Prompt(text, ids, (time.perf_counter() - start) * 1e3)
-
     def complete(self, request: GenerationRequest) -> GenerationRequest:
         """The request with the model's sampling defaults where it has none.
 
@@ -76,14 +63,8 @@ class ServedModel:
         sampling = dataclasses.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *stop_ids))
         return dataclasses.replace(request, sampling=sampling)
 
-    def segments(self, source: Conversation | str, prompt: Prompt) -> tuple[Segment, ...]:
-        """Which tokens come from which message; empty where that cannot be told."""
-        if isinstance(source, str) or self.template is None:
-            return ()
-        return find_segments(self.template, source, prompt.text, prompt.ids, self.vocabulary)
 
-
-def load_model(model_dir: Path, name: str | None, aliases: tuple[str, ...], max_prompt_bytes: int) -> ServedModel:
+def load_model(model_dir: Path, name: str | None, aliases: tuple[str, ...], dialect: str | None) -> ServedModel:
     """Read a model directory. Raises ModelFileError naming the file that is missing or malformed."""
     if not model_dir.is_dir():
         raise ModelFileError(f"{model_dir}: no such model directory")
@@ -93,13 +74,21 @@ def load_model(model_dir: Path, name: str | None, aliases: tuple[str, ...], max_
         raise ModelFileError(str(error)) from None
     config_path = model_dir / "config.json"
     config = read_json_object(config_path) if config_path.exists() else {}
-    context_tokens = config.get("max_position_embeddings")
+    context_tokens, model_type = config.get("max_position_embeddings"), config.get("model_type")
+    template = load_template(model_dir)
+    source = "" if template is None else template.source
+    spoken = dialect_for(model_type if isinstance(model_type, str) else "", source, dialect)
+    end_text = _end_text(model_dir, vocabulary, source)
     return ServedModel(
         name=name or model_dir.resolve().name,
         aliases=aliases,
         vocabulary=vocabulary,
-        encoder=load_encoder(model_dir, max_prompt_bytes),
-        template=load_template(model_dir),
+        tokenizer=_load_tokenizer(model_dir / "tokenizer.json"),
+        writer=None if template is None else PromptWriter(template, spoken, end_text),
+        dialect=spoken,
+        spellings=_spellings(model_dir / "tokenizer.json"),
+        end_text=end_text,
+        has_reasoning="<think>" in source or "reasoning_content" in source,
         fingerprint=tokenizer_fingerprint(model_dir),
         defaults=load_defaults(model_dir / "generation_config.json"),
         context_tokens=context_tokens if isinstance(context_tokens, int) else None,
@@ -126,3 +115,43 @@ def load_defaults(path: Path) -> Sampling:
     except InvalidRequestError as error:
         raise ModelFileError(f"{path}: {error.message}") from None
     return defaults
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+        raise ModelFileError(f"{path}: {error}") from None
+    # Some files switch these on.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _spellings(path: Path) -> re.Pattern[str] | None:
+    document: Any = json.loads(path.read_bytes())
+    added: list[dict[str, Any]] = document.get("added_tokens") or []
+    contents: list[str] = [token["content"] for token in added]
+    # Tokens for runs of spaces are a way of writing text, not control.
+    control = sorted((text for text in contents if text.strip()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, control))) if control else None
+
+
+def _end_text(model_dir: Path, vocabulary: Vocabulary, template: str) -> str | None:
+    """The end token that the template writes: of the ones that the files name, the one it spells or names."""
+    named: list[str] = []
+    for file in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        config: dict[str, Any] = read_json_object(model_dir / file) if (model_dir / file).exists() else {}
+        value = config.get("eos_token")
+        if isinstance(value, dict):
+            value = value.get("content")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if isinstance(value, str):
+            named.append(value)
+        ids: Any = config.get("eos_token_id")
+        for token_id in ids if isinstance(ids, list) else [ids]:  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(token_id, int) and token_id >= 0:
+                named.append(vocabulary.spell(token_id).decode(errors="replace"))
+    spelt = [text for text in named if text and text in template]
+    if spelt:
+        return spelt[0]
+    return named[0] if named and "eos_token" in template else None

@@ -4,21 +4,22 @@ The environment is set up as transformers sets it up, so a template renders here
 given to ``tojson`` keep their order and their characters.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.tokenizer.conversation import Message, Role
 from services.tokenizer.errors import InvalidRequestError, ModelFileError, TemplateError
+from services.tokenizer.marked import Marked
 from services.tokenizer.model_files import read_json_object, read_text
+from services.tokenizer.tojson import tojson
 
 RESERVED_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Template variables that a request cannot set."""
@@ -40,30 +41,50 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """``special_tokens`` are variables such as ``bos_token``. Raises jinja2.TemplateSyntaxError."""
-        self._template = _environment().from_string(source, globals=_GLOBALS)
+        self.source = source
+        self._template = _Environment().from_string(source, globals=_GLOBALS)
+        self._marking_template = _MarkingEnvironment().from_string(source, globals=_GLOBALS)
         self._special_tokens = special_tokens
+        self.knows_tools = "tools" in meta.find_undeclared_variables(parse(source))
 
-    def render(self, messages: Sequence[Message], options: Mapping[str, object], *, add_generation_prompt: bool) -> str:
-        """The prompt's text. Raises TemplateError with the template's message, and InvalidRequestError for
-        ``options`` that the template gets from elsewhere."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, object],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        is_marked: bool = False,
+    ) -> str:
+        """The prompt's text, from messages and tools in the shape that templates expect.
+
+        ``is_marked`` says that they hold ``Marked`` strings: marks are written, and survive macros too. Raises
+        TemplateError with the template's message, and InvalidRequestError for ``options`` that the template gets from
+        elsewhere.
+        """
         taken = sorted(set(options) & (RESERVED_NAMES | set(self._special_tokens)))
         if taken:
             raise InvalidRequestError("conversation.template_options", f"template option {taken[0]!r} is reserved")
         variables: dict[str, object] = {
             **self._special_tokens,
             **options,
-            "messages": [_template_message(message) for message in messages],
-            "tools": None,
+            "messages": messages,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(variables)
+            return str((self._marking_template if is_marked else self._template).render(variables))
         except _FAILURES as error:
             message = str(error) or type(error).__name__
             raise TemplateError(
                 "conversation", f"the model's chat template refuses this conversation: {message}"
             ) from error
+
+
+def parse(source: str) -> nodes.Template:
+    """A template's syntax tree. Raises jinja2.TemplateSyntaxError."""
+    return _Environment().parse(source)
 
 
 def load_template(model_dir: Path) -> ChatTemplate | None:
@@ -89,12 +110,6 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
         raise ModelFileError(f"{path}: line {error.lineno} of the chat template: {error.message}") from None
 
 
-def _template_message(message: Message) -> dict[str, str]:
-    role = Role.SYSTEM if message.role is Role.DEVELOPER else message.role
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role.value, "content": message.content, **named}
-
-
 def _default_template(found: object) -> object:
     """A configuration holds one template, or a list of named ones."""
     if not isinstance(found, list):
@@ -116,14 +131,6 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     return tokens
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    return environment
-
-
 class _GenerationTag(Extension):
     """``{% generation %}…{% endgeneration %}`` marks what training masks; here it is its content."""
 
@@ -134,14 +141,26 @@ class _GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+class _Environment(ImmutableSandboxedEnvironment):
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self.filters["tojson"] = tojson
+
+
+class _MarkingCode(CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's interface
+        self.write("environment.concat(map(str, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _MarkingEnvironment(_Environment):
+    """What macros, blocks and ``~`` put together carries the marks of its parts."""
+
+    code_generator_class = _MarkingCode
+    concat = staticmethod(Marked.concat)
 
 
 def _raise_exception(message: str) -> NoReturn:

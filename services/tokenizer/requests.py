@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
 
-from services.tokenizer.conversation import Conversation, Message, Role
-from services.tokenizer.encode import TokenIds
+from services.tokenizer.conversation import Call, Conversation, Message, Role, ToolMode
+from services.tokenizer.dialects.events import ToolSpec
+from services.tokenizer.dialects.json_text import split_object
 from services.tokenizer.errors import InvalidRequestError, UnsupportedError
 from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.prompt_text import TokenIds
 from services.tokenizer.routing import Priority, Routing, derive_conversation_key
 from services.tokenizer.sampling import Sampling
 
@@ -22,8 +24,10 @@ _ROLES = {
     conversation_pb2.ROLE_DEVELOPER: Role.DEVELOPER,
     conversation_pb2.ROLE_USER: Role.USER,
     conversation_pb2.ROLE_ASSISTANT: Role.ASSISTANT,
+    conversation_pb2.ROLE_TOOL: Role.TOOL,
 }
-_NO_TOOLS = "tools are not supported yet"
+_THINKING = {conversation_pb2.REASONING_MODE_OFF: False, conversation_pb2.REASONING_MODE_ON: True}
+_NO_ARGUMENTS = '{"type": "object", "properties": {}}'
 
 
 def read_generation(message: tokenizer_pb2.GenerateRequest) -> GenerationRequest:
@@ -46,7 +50,7 @@ def read_source(
     """The conversation or text of a request. Raises InvalidRequestError and UnsupportedError."""
     match message.WhichOneof("input"):
         case "conversation":
-            return _read_conversation(message.conversation)
+            return read_conversation(message.conversation)
         case "text":
             if not message.text:
                 raise InvalidRequestError("text", "text is empty")
@@ -65,6 +69,7 @@ def read_routing(message: tokenizer_pb2.Routing, source: Conversation | str) -> 
         cache_scope=message.cache_scope or message.tenant,
         conversation_key=message.conversation_key or derive_conversation_key(message.tenant, source),
         request_id=message.request_id,
+        response_id=message.response_id,
         priority=Priority.BACKGROUND if background else Priority.INTERACTIVE,
         persist=_optional(message, "persist"),
     )
@@ -106,27 +111,89 @@ def read_token_ids(data: bytes, vocabulary_size: int, max_bytes: int) -> TokenId
     return ids
 
 
-def _read_conversation(message: conversation_pb2.Conversation) -> Conversation:
-    if message.tools or message.tool_choice.mode == conversation_pb2.TOOL_CHOICE_MODE_REQUIRED:
-        raise UnsupportedError("conversation.tools", _NO_TOOLS)
+def read_conversation(message: conversation_pb2.Conversation) -> Conversation:
+    """Raises InvalidRequestError and UnsupportedError."""
     if message.output_format.WhichOneof("kind") is not None:
         raise UnsupportedError("conversation.output_format", "output_format is not supported yet")
     if not message.messages:
         raise InvalidRequestError("conversation.messages", "the conversation has no messages")
+    mode = message.reasoning.mode
     return Conversation(
-        tuple(_read_message(one, f"conversation.messages[{index}]") for index, one in enumerate(message.messages)),
-        _read_template_options(message.template_options),
+        messages=tuple(
+            _read_message(one, f"conversation.messages[{index}]") for index, one in enumerate(message.messages)
+        ),
+        template_options=_read_template_options(message.template_options),
+        tools=_read_tools(message),
+        tool_mode=_read_tool_mode(message),
+        parallel_calls=not message.HasField("parallel_calls") or message.parallel_calls,
+        enable_thinking=_THINKING.get(mode),
     )
 
 
+def _read_tools(message: conversation_pb2.Conversation) -> tuple[ToolSpec, ...]:
+    tools: list[ToolSpec] = []
+    for index, tool in enumerate(message.tools):
+        field = f"conversation.tools[{index}]"
+        if not tool.name:
+            raise InvalidRequestError(f"{field}.name", f"{field}.name is empty")
+        name = f"{tool.namespace}.{tool.name}" if tool.HasField("namespace") else tool.name
+        if any(name == other.name for other in tools):
+            raise InvalidRequestError(f"{field}.name", f"there are two tools {name!r}")
+        is_custom = tool.kind == conversation_pb2.CALL_KIND_CUSTOM
+        parameters = tool.parameters_json or _NO_ARGUMENTS
+        if not is_custom and split_object(parameters) is None:
+            raise InvalidRequestError(f"{field}.parameters_json", f"the parameters of {name!r} are no JSON object")
+        tools.append(ToolSpec(name, _optional(tool, "description"), parameters, is_custom))
+    return tuple(tools)
+
+
+def _read_tool_mode(message: conversation_pb2.Conversation) -> ToolMode:
+    choice = message.tool_choice
+    if choice.mode == conversation_pb2.TOOL_CHOICE_MODE_NONE:
+        return ToolMode.NONE
+    if choice.mode == conversation_pb2.TOOL_CHOICE_MODE_REQUIRED or choice.allowed_names:
+        # Only a fence could keep such a promise.
+        raise UnsupportedError(
+            "conversation.tool_choice", "a tool_choice that requires calls or limits tools is not supported yet"
+        )
+    return ToolMode.AUTO
+
+
 def _read_message(message: conversation_pb2.Message, field: str) -> Message:
-    if message.role == conversation_pb2.ROLE_TOOL or message.calls:
-        raise UnsupportedError(field, _NO_TOOLS)
     role = _ROLES.get(message.role)
     if role is None:
         raise InvalidRequestError(f"{field}.role", f"{field}.role is unknown or absent")
-    parts = [_read_part(part, f"{field}.parts[{index}]") for index, part in enumerate(message.parts)]
-    return Message(role, "\n".join(parts), _optional(message, "name"))
+    if message.calls and role is not Role.ASSISTANT:
+        raise InvalidRequestError(f"{field}.calls", f"{field}: only an assistant makes calls")
+    parts: list[str] = []
+    reasoning: list[str] = []
+    capsules = [call.capsule for call in message.calls if call.HasField("capsule")]
+    for index, part in enumerate(message.parts):
+        if part.WhichOneof("kind") == "reasoning":
+            reasoning.append(part.reasoning.text)
+            if part.reasoning.HasField("capsule"):
+                capsules.append(part.reasoning.capsule)
+        else:
+            parts.append(_read_part(part, f"{field}.parts[{index}]"))
+    if reasoning and role is not Role.ASSISTANT:
+        raise InvalidRequestError(f"{field}.parts", f"{field}: only an assistant thinks")
+    return Message(
+        role=role,
+        content="\n".join(parts),
+        name=_optional(message, "name"),
+        reasoning="\n".join(text for text in reasoning if text),
+        calls=tuple(_read_call(call, f"{field}.calls[{index}]") for index, call in enumerate(message.calls)),
+        call_id=_optional(message, "call_id"),
+        is_error=message.is_error,
+        capsules=tuple(capsule for capsule in capsules if capsule),
+    )
+
+
+def _read_call(call: conversation_pb2.Call, field: str) -> Call:
+    if not call.name:
+        raise InvalidRequestError(f"{field}.name", f"{field}.name is empty")
+    name = f"{call.namespace}.{call.name}" if call.HasField("namespace") else call.name
+    return Call(call.call_id, name, call.arguments, call.kind == conversation_pb2.CALL_KIND_CUSTOM)
 
 
 def _read_part(part: conversation_pb2.Part, field: str) -> str:
@@ -139,8 +206,6 @@ def _read_part(part: conversation_pb2.Part, field: str) -> str:
             return OMITTED_IMAGE
         case "document":
             return part.document.text if part.document.WhichOneof("source") == "text" else OMITTED_DOCUMENT
-        case "reasoning":
-            raise UnsupportedError(field, "reasoning is not supported yet")
         case _:
             raise InvalidRequestError(field, f"{field} is empty")
 

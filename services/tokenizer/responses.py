@@ -2,20 +2,25 @@
 
 from collections.abc import Iterable
 
-from fencepost.tokenizer.v1 import tokenizer_pb2
+from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
 
 from services.tokenizer.events import (
     Admitted,
     AnswerEvent,
     Cached,
+    CallDelta,
+    CallFinished,
+    CallStarted,
     Finished,
     Progress,
+    ReasoningDelta,
     TextDelta,
     Tier,
     TokenLogprob,
     TokenLogprobs,
     Usage,
 )
+from services.tokenizer.explain import Explanation
 from services.tokenizer.models import ServedModel
 from services.tokenizer.segments import Segment, SegmentKind
 from services.vocabulary import Vocabulary
@@ -29,8 +34,10 @@ _TIERS = {
 }
 _SEGMENT_KINDS = {
     SegmentKind.UNSPECIFIED: tokenizer_pb2.SEGMENT_KIND_UNSPECIFIED,
+    SegmentKind.TOOLS: tokenizer_pb2.SEGMENT_KIND_TOOLS,
     SegmentKind.SYSTEM: tokenizer_pb2.SEGMENT_KIND_SYSTEM,
     SegmentKind.MESSAGE: tokenizer_pb2.SEGMENT_KIND_MESSAGE,
+    SegmentKind.RESULT: tokenizer_pb2.SEGMENT_KIND_RESULT,
     SegmentKind.GENERATION_PROMPT: tokenizer_pb2.SEGMENT_KIND_GENERATION_PROMPT,
 }
 
@@ -57,6 +64,27 @@ def write_event(event: AnswerEvent, vocabulary: Vocabulary) -> tokenizer_pb2.Gen
             return tokenizer_pb2.GenerateResponse(
                 text_delta=tokenizer_pb2.TextDelta(text=event.text, logprobs=logprobs, choice=event.choice)
             )
+        case ReasoningDelta():
+            return tokenizer_pb2.GenerateResponse(
+                reasoning_delta=tokenizer_pb2.ReasoningDelta(text=event.text, choice=event.choice)
+            )
+        case CallStarted():
+            kind = conversation_pb2.CALL_KIND_CUSTOM if event.is_custom else conversation_pb2.CALL_KIND_FUNCTION
+            return tokenizer_pb2.GenerateResponse(
+                call_started=tokenizer_pb2.CallStarted(
+                    index=event.index, call_id=event.call_id, name=event.name, kind=kind, choice=event.choice
+                )
+            )
+        case CallDelta():
+            return tokenizer_pb2.GenerateResponse(
+                call_delta=tokenizer_pb2.CallDelta(index=event.index, fragment=event.fragment, choice=event.choice)
+            )
+        case CallFinished():
+            return tokenizer_pb2.GenerateResponse(
+                call_finished=tokenizer_pb2.CallFinished(
+                    index=event.index, arguments=event.arguments, capsule=event.capsule, choice=event.choice
+                )
+            )
         case Finished():
             return tokenizer_pb2.GenerateResponse(
                 finished=tokenizer_pb2.Finished(
@@ -64,6 +92,7 @@ def write_event(event: AnswerEvent, vocabulary: Vocabulary) -> tokenizer_pb2.Gen
                     reason=tokenizer_pb2.FinishReason.Value(f"FINISH_REASON_{event.reason.name}"),
                     stop_text=event.stop_text,
                     usage=_usage(event.usage, event.encoded_ms),
+                    reasoning_capsule=event.reasoning_capsule,
                     warnings=event.warnings,
                 )
             )
@@ -85,13 +114,27 @@ def write_counts(counts: Iterable[tuple[Segment, int]]) -> list[tokenizer_pb2.Se
     ]
 
 
-def write_model(model: ServedModel, context_tokens: int | None) -> tokenizer_pb2.Model:
+def write_explanation(explanation: Explanation, cached: Cached | None) -> tokenizer_pb2.ExplainPrefixResponse:
+    """``cached`` is what the tiers gave; None where nothing was asked of them."""
+    segment = explanation.segment
+    return tokenizer_pb2.ExplainPrefixResponse(
+        at_token=explanation.at_token,
+        segment=None if segment is None else write_segments([segment])[0],
+        left=tokenizer_pb2.PrefixSide(before=explanation.left.before, after=explanation.left.after),
+        right=tokenizer_pb2.PrefixSide(before=explanation.right.before, after=explanation.right.after),
+        cached=None if cached is None else _cached(cached),
+    )
+
+
+def write_model(model: ServedModel, context_tokens: int | None, *, is_certified: bool) -> tokenizer_pb2.Model:
     """``context_tokens`` is what an engine says; without one, the model's files say it."""
     return tokenizer_pb2.Model(
         id=model.name,
         aliases=model.aliases,
         context_tokens=context_tokens or model.context_tokens or 0,
+        dialect=model.dialect.name,
         modalities=["text"],
+        is_certified=is_certified,
         defaults=tokenizer_pb2.Sampling(
             temperature=model.defaults.temperature, top_p=model.defaults.top_p, top_k=model.defaults.top_k
         ),
@@ -104,7 +147,9 @@ def _cached(cached: Cached) -> tokenizer_pb2.Cached:
     return tokenizer_pb2.Cached(
         by_tier=[tokenizer_pb2.TierTokens(tier=_TIERS[tier], tokens=tokens) for tier, tokens in cached.tokens_by_tier],
         recomputed_tokens=cached.recomputed_tokens,
-        miss=None if miss is None else tokenizer_pb2.Miss(reason=miss.reason, at_token=miss.at_token),
+        miss=None
+        if miss is None
+        else tokenizer_pb2.Miss(reason=miss.reason, at_token=miss.at_token, segment=miss.segment),
     )
 
 

@@ -25,6 +25,7 @@ class Routing:
     conversation_key: str
     request_id: str = ""
     priority: Priority = Priority.INTERACTIVE
+    response_id: str = ""
     persist: bool | None = None
     """Whether state may be written to disk; None leaves it to the engine's setting."""
 

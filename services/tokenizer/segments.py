@@ -1,31 +1,22 @@
-"""Says which tokens of a prompt come from which message.
-
-Where a message ends in the text is found by rendering the messages up to it; which token that is, by adding up the
-tokens' bytes. Both are checked, and a prompt for which they do not hold has no segments rather than wrong ones.
-"""
+"""Says which tokens of a prompt come from which part of the conversation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-import numpy as np
-
 from services.tokenizer.conversation import Conversation, Role
-from services.tokenizer.encode import TokenIds
-from services.tokenizer.errors import TemplateError
-from services.tokenizer.render import ChatTemplate
-from services.vocabulary import Vocabulary
-
-MAX_MESSAGES = 64
-"""Rendering every beginning of a conversation costs the square of its messages."""
+from services.tokenizer.layout import Layout
+from services.tokenizer.prompts import Prompt
 
 
 class SegmentKind(Enum):
     """Where tokens come from."""
 
     UNSPECIFIED = auto()
+    TOOLS = auto()
     SYSTEM = auto()
     MESSAGE = auto()
+    RESULT = auto()
     GENERATION_PROMPT = auto()
 
 
@@ -38,29 +29,38 @@ class Segment:
     first_token: int
 
 
-def find_segments(
-    template: ChatTemplate, conversation: Conversation, text: str, ids: TokenIds, vocabulary: Vocabulary
-) -> tuple[Segment, ...]:
-    """Segments that cover all of ``ids``, the encoding of ``text``; empty where they cannot be told exactly."""
-    ends = _message_ends(template, conversation, text)
-    if ends is None:
+_KINDS = {
+    Role.SYSTEM: SegmentKind.SYSTEM,
+    Role.DEVELOPER: SegmentKind.SYSTEM,
+    Role.USER: SegmentKind.MESSAGE,
+    Role.ASSISTANT: SegmentKind.MESSAGE,
+    Role.TOOL: SegmentKind.RESULT,
+}
+
+
+def find_segments(conversation: Conversation, prompt: Prompt, end_text: str | None) -> tuple[Segment, ...]:
+    """Segments that cover all tokens; empty where the template hides what stands where.
+
+    ``end_text`` spells the token with which the template ends a message.
+    """
+    layout = prompt.layout
+    if layout is None or not layout.is_marked:
         return ()
-    spelt = [vocabulary.spell(token_id) for token_id in ids.tolist()]
-    if b"".join(spelt) != text.encode():
-        return ()
-    starts = np.concatenate(([0], np.cumsum([len(data) for data in spelt], dtype=np.int64)))
+    starts = _starts(conversation, layout, end_text)
     segments: list[Segment] = []
-    for index, start_byte in enumerate([0, *_byte_offsets(text, ends)]):
-        first_token = int(np.searchsorted(starts, start_byte))
-        if starts[first_token] != start_byte:
-            return ()
-        if index == len(conversation.messages):
-            segments.append(Segment(SegmentKind.GENERATION_PROMPT, 0, first_token))
-        elif conversation.messages[index].role in (Role.SYSTEM, Role.DEVELOPER):
-            segments.append(Segment(SegmentKind.SYSTEM, index, first_token))
-        else:
-            segments.append(Segment(SegmentKind.MESSAGE, index, first_token))
+    for kind, index, char in starts:
+        token = prompt.encoded.token_at(_moved(prompt, char))
+        if segments and segments[-1].first_token == token:
+            segments.pop()
+        # What merged into the token before it has none of its own.
+        if token < len(prompt.ids):
+            segments.append(Segment(kind, index, token))
     return tuple(segments)
+
+
+def segment_at(segments: Sequence[Segment], token: int) -> Segment | None:
+    """The segment that a token lies in."""
+    return next((segment for segment in reversed(segments) if segment.first_token <= token), None)
 
 
 def count_tokens(segments: Sequence[Segment], num_tokens: int) -> list[tuple[Segment, int]]:
@@ -71,28 +71,39 @@ def count_tokens(segments: Sequence[Segment], num_tokens: int) -> list[tuple[Seg
     return [(segment, end - segment.first_token) for segment, end in zip(segments, ends, strict=True)]
 
 
-def _message_ends(template: ChatTemplate, conversation: Conversation, text: str) -> list[int] | None:
-    """Where each message ends in ``text``, in characters."""
-    if len(conversation.messages) > MAX_MESSAGES:
-        return None
-    ends: list[int] = []
-    for num_messages in range(1, len(conversation.messages) + 1):
-        beginning = conversation.messages[:num_messages]
-        try:
-            rendered = template.render(beginning, conversation.template_options, add_generation_prompt=False)
-        except TemplateError:
-            return None
-        if not text.startswith(rendered) or (ends and len(rendered) < ends[-1]):
-            return None
-        ends.append(len(rendered))
-    return ends
+def _starts(conversation: Conversation, layout: Layout, end_text: str | None) -> list[tuple[SegmentKind, int, int]]:
+    """Kind, index and first character of each segment, in order, the first at 0."""
+    starts: list[tuple[SegmentKind, int, int]] = []
+    previous_end = 0
+    for place in layout.places:
+        if place.message is None:
+            if not any(kind is SegmentKind.TOOLS for kind, _, _ in starts):
+                starts.append((SegmentKind.TOOLS, 0, place.start if starts else 0))
+        elif not any(index == place.message and kind is not SegmentKind.TOOLS for kind, index, _ in starts):
+            kind = _KINDS[conversation.messages[place.message].role]
+            start = _behind_end(layout.text, previous_end, place.start, end_text) if starts else 0
+            starts.append((kind, place.message, start))
+        previous_end = place.end
+    if layout.generation_prompt:
+        starts.append((SegmentKind.GENERATION_PROMPT, 0, len(layout.text) - len(layout.generation_prompt)))
+    return starts
 
 
-def _byte_offsets(text: str, ends: Sequence[int]) -> list[int]:
-    offsets: list[int] = []
-    start = offset = 0
-    for end in ends:
-        offset += len(text[start:end].encode())
-        offsets.append(offset)
-        start = end
-    return offsets
+def _behind_end(text: str, start: int, end: int, end_text: str | None) -> int:
+    """Where a message's own text ends and the next one's begins, between the contents of both."""
+    found = text.find(end_text, start, end) if end_text else -1
+    if found < 0:
+        return end
+    behind = found + len(end_text or "")
+    while behind < end and text[behind] == "\n":
+        behind += 1
+    return behind
+
+
+def _moved(prompt: Prompt, char: int) -> int:
+    """Where a character of the rendering stands in the prompt."""
+    shift = 0
+    for position, by in prompt.moved:
+        if position <= char:
+            shift = by
+    return char + shift

@@ -8,30 +8,48 @@ import grpc.aio
 from fencepost.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 from services import identity, rpc
-from services.tokenizer import metrics
+from services.tokenizer.answering import Answering
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.conversation import Conversation
 from services.tokenizer.detokenize import decode
-from services.tokenizer.engines import Engines
-from services.tokenizer.events import AnswerEvent, Finished
-from services.tokenizer.generate import GenerationRequest, answer
-from services.tokenizer.models import Prompt, ServedModel
+from services.tokenizer.encoded import EncodePath
+from services.tokenizer.errors import InvalidRequestError
+from services.tokenizer.models import ServedModel
 from services.tokenizer.pool import EncodePool
-from services.tokenizer.requests import read_generation, read_routing, read_source, read_token_ids
-from services.tokenizer.responses import write_counts, write_event, write_model, write_segments
-from services.tokenizer.segments import Segment, count_tokens
+from services.tokenizer.requests import (
+    read_conversation,
+    read_generation,
+    read_routing,
+    read_source,
+    read_token_ids,
+)
+from services.tokenizer.responses import write_counts, write_event, write_explanation, write_model, write_segments
+from services.tokenizer.routing import Routing
+from services.tokenizer.segments import count_tokens
 
+_PATHS = {
+    EncodePath.FULL: tokenizer_pb2.ENCODE_PATH_FULL,
+    EncodePath.DELTA: tokenizer_pb2.ENCODE_PATH_DELTA,
+}
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Serves one model."""
 
-    def __init__(self, settings: TokenizerSettings, model: ServedModel, pool: EncodePool, engines: Engines) -> None:
+    def __init__(
+        self,
+        settings: TokenizerSettings,
+        model: ServedModel,
+        answering: Answering,
+        pool: EncodePool,
+        *,
+        is_certified: bool,
+    ) -> None:
         self._settings = settings
         self._model = model
+        self._answering = answering
         self._pool = pool
-        self._engines = engines
+        self._is_certified = is_certified
 
     async def Generate(
         self, request: tokenizer_pb2.GenerateRequest, context: _Context
@@ -39,8 +57,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """Answers a conversation."""
         self._model.check_name(request.model)
         generation = self._model.complete(read_generation(request))
-        prompt = await self._prompt(generation.source, context)
-        async with aclosing(self._answer(generation, prompt, context)) as events:
+        answer = self._answering.run(generation, self._timeout_s(context), rpc.trace_metadata(context))
+        async with aclosing(answer) as events:
             async for event in events:
                 yield write_event(event, self._model.vocabulary)
 
@@ -49,7 +67,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._model.check_name(request.model)
         source = read_source(request)
         routing = read_routing(request.routing, source)
-        prompt, segments = await self._segmented(source, context)
+        prompt = await self._answering.prompt(source, routing, self._timeout_s(context))
+        segments = await self._answering.segments(source, prompt, self._timeout_s(context))
         token_ids = prompt.ids.tobytes()
         secret = identity.page_key_secret(routing.cache_scope, self._model.fingerprint)
         return tokenizer_pb2.EncodeResponse(
@@ -57,8 +76,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             segments=write_segments(segments),
             page_keys=identity.page_keys(secret, token_ids),
             tokenizer_fingerprint=self._model.fingerprint,
-            path=tokenizer_pb2.ENCODE_PATH_FULL,
-            encoded_tokens=len(prompt.ids),
+            path=_PATHS[prompt.encoded.path],
+            encoded_tokens=prompt.encoded.encoded_tokens,
         )
 
     async def Decode(self, request: tokenizer_pb2.DecodeRequest, context: _Context) -> tokenizer_pb2.DecodeResponse:
@@ -74,7 +93,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.CountTokensResponse:
         """Counts what Generate would send to the engine."""
         self._model.check_name(request.model)
-        prompt, segments = await self._segmented(read_source(request), context)
+        source = read_source(request)
+        routing = read_routing(request.routing, source) if request.HasField("routing") else Routing("", "", "")
+        prompt = await self._answering.prompt(source, routing, self._timeout_s(context))
+        segments = await self._answering.segments(source, prompt, self._timeout_s(context))
         counts = count_tokens(segments, len(prompt.ids))
         return tokenizer_pb2.CountTokensResponse(tokens=len(prompt.ids), segments=write_counts(counts))
 
@@ -82,33 +104,31 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: tokenizer_pb2.ListModelsRequest, context: _Context
     ) -> tokenizer_pb2.ListModelsResponse:
         """Lists the one model, whether or not an engine answers."""
-        context_tokens = await self._engines.context_tokens()
-        return tokenizer_pb2.ListModelsResponse(models=[write_model(self._model, context_tokens)])
+        context_tokens = await self._answering.context_tokens()
+        model = write_model(self._model, context_tokens, is_certified=self._is_certified)
+        return tokenizer_pb2.ListModelsResponse(models=[model])
 
-    async def _answer(
-        self, request: GenerationRequest, prompt: Prompt, context: _Context
-    ) -> AsyncGenerator[AnswerEvent]:
-        timeout_s, trace = self._timeout_s(context), rpc.trace_metadata(context)
-        async with (
-            aclosing(self._engines.run(request, prompt.ids, timeout_s, trace)) as sampled,
-            aclosing(answer(request, sampled, self._model.vocabulary, prompt.encoded_ms)) as events,
-        ):
-            async for event in events:
-                if isinstance(event, Finished) and event.choice == 0:
-                    metrics.PROMPT_TOKENS.inc(event.usage.prompt_tokens)
-                    for tier, num_tokens in event.usage.cached.tokens_by_tier:
-                        metrics.CACHED_TOKENS.labels(tier.name.lower()).inc(num_tokens)
-                yield event
-
-    async def _prompt(self, source: Conversation | str, context: _Context) -> Prompt:
-        prompt = await self._pool.run(lambda: self._model.prompt(source), self._timeout_s(context))
-        metrics.ENCODE_SECONDS.observe(prompt.encoded_ms / 1e3)
-        return prompt
-
-    async def _segmented(self, source: Conversation | str, context: _Context) -> tuple[Prompt, tuple[Segment, ...]]:
-        prompt = await self._prompt(source, context)
-        segments = await self._pool.run(lambda: self._model.segments(source, prompt), self._timeout_s(context))
-        return prompt, segments
+    async def ExplainPrefix(
+        self, request: tokenizer_pb2.ExplainPrefixRequest, context: _Context
+    ) -> tokenizer_pb2.ExplainPrefixResponse:
+        """Says where a prompt left the nearest earlier one."""
+        self._model.check_name(request.model)
+        timeout_s = self._timeout_s(context)
+        match request.WhichOneof("what"):
+            case "response_id":
+                if not request.routing.tenant:
+                    raise InvalidRequestError("routing.tenant", "routing.tenant is empty")
+                explanation, cached = await self._answering.explain_response(
+                    request.routing.tenant, request.response_id, timeout_s
+                )
+                return write_explanation(explanation, cached)
+            case "pair":
+                left = read_conversation(request.pair.left)
+                right = read_conversation(request.pair.right)
+                routing = read_routing(request.routing, left)
+                return write_explanation(await self._answering.explain_pair(left, right, routing, timeout_s), None)
+            case _:
+                raise InvalidRequestError("response_id", "there is neither a response_id nor a pair")
 
     def _timeout_s(self, context: _Context) -> float:
         return rpc.deadline_s(context, self._settings.request_timeout_s)

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2_grpc
 from fencepost.tokenizer.v1 import tokenizer_pb2 as pb
-from fencepost.tokenizer.v1 import tokenizer_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services import rpc
@@ -44,9 +44,15 @@ def reasoning(value: str) -> pb.GenerateResponse:
     return pb.GenerateResponse(reasoning_delta=pb.ReasoningDelta(text=value))
 
 
-def call(index: int, call_id: str, name: str, *fragments: str) -> list[pb.GenerateResponse]:
+def call(
+    index: int,
+    call_id: str,
+    name: str,
+    *fragments: str,
+    kind: conversation_pb2.CallKind.ValueType = conversation_pb2.CALL_KIND_FUNCTION,
+) -> list[pb.GenerateResponse]:
     return [
-        pb.GenerateResponse(call_started=pb.CallStarted(index=index, call_id=call_id, name=name)),
+        pb.GenerateResponse(call_started=pb.CallStarted(index=index, call_id=call_id, name=name, kind=kind)),
         *(pb.GenerateResponse(call_delta=pb.CallDelta(index=index, fragment=fragment)) for fragment in fragments),
         pb.GenerateResponse(call_finished=pb.CallFinished(index=index, arguments="".join(fragments))),
     ]

@@ -63,7 +63,8 @@ async def test_the_field_is_named(client: httpx.AsyncClient, tokenizer: Scripted
         ({"messages": [USER, USER, {"role": "user", "content": 7}]}, "messages[2].content"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
-        ({"tools": [{"type": "function", "function": {"name": "ls"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"functions": [{"name": "ls"}]}, "functions"),
     ]:
         for is_stream in (False, True):
             error = error_of(await client.post(PATH, json=body(stream=is_stream, **changes)), 400)
@@ -83,6 +84,22 @@ REFUSALS: list[tuple[str, str, dict[str, Any], int, str | None, str | None]] = [
         400,
         "unsupported_parameter",
         "messages[1].content[0]",
+    ),
+    (
+        "INVALID_ARGUMENT",
+        "INVALID_FIELD",
+        {"metadata": {"field": "conversation.tools[0].parameters_json"}},
+        400,
+        None,
+        "tools[0].function.parameters",
+    ),
+    (
+        "UNIMPLEMENTED",
+        "NOT_SUPPORTED",
+        {"metadata": {"field": "conversation.tool_choice"}},
+        400,
+        "unsupported_parameter",
+        "tool_choice",
     ),
     ("UNIMPLEMENTED", "", {}, 400, "unsupported_parameter", None),
     ("NOT_FOUND", "MODEL_NOT_FOUND", {}, 404, "model_not_found", "model"),

@@ -16,10 +16,10 @@ from scripted_tokenizer import ScriptedTokenizer
 
 from services import replicas
 from services.gateway.upstream import Tokenizer, Tokenizers
-from services.tokenizer.encode import TokenIds
 from services.tokenizer.engines import Engine, Engines
 from services.tokenizer.events import EngineEvent
 from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.prompt_text import TokenIds
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
 from tests.unit.named_hosts import NamedHosts, until

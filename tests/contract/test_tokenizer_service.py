@@ -22,7 +22,7 @@ from scripted_engine import DrainingError, RefusalError, ScriptedEngine, admitte
 
 from services import rpc
 from services.identity import page_key_secret, page_keys, tokenizer_fingerprint
-from services.tokenizer.__main__ import build
+from services.tokenizer.assembly import build
 from services.tokenizer.config import TokenizerSettings
 from services.vocabulary import load_vocabulary
 from tests.unit.tokenizer.tiny_model import CONTEXT_TOKENS, IM_END, IM_START, write_tiny_model
@@ -124,7 +124,7 @@ async def test_an_answer_streams(stub: Stub, engine: ScriptedEngine, model_dir: 
     ]
     assert events[0].admitted.engine_id == f"engine at {engine.address}"
     assert events[0].admitted.cached.by_tier[0] == pb.TierTokens(tier=pb.TIER_VRAM, tokens=2)
-    assert events[0].admitted.cached.miss == pb.Miss(reason="forked", at_token=2)
+    assert events[0].admitted.cached.miss == pb.Miss(reason="forked", at_token=2, segment="message 0")
     assert events[1].progress == pb.Progress(prefilled_tokens=1, prompt_tokens=3, queue_position=4)
     assert [event.text_delta.text for event in events[2:4]] == ["h", "é!"]
     end = events[-1].finished
@@ -210,6 +210,7 @@ async def test_an_unknown_model_is_named(stub: Stub) -> None:
         stub.CountTokens(pb.CountTokensRequest(model="gpt", text="x")),
         stub.Encode(pb.EncodeRequest(model="gpt", text="x", routing=ROUTING)),
         stub.Decode(pb.DecodeRequest(model="gpt")),
+        stub.ExplainPrefix(pb.ExplainPrefixRequest(model="gpt", response_id="r")),
     ):
         failed = await failure(call)
         assert (failed.code, failed.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
@@ -226,9 +227,11 @@ async def test_bad_requests_never_reach_an_engine(stub: Stub, engine: ScriptedEn
     assert (failed.code, failed.metadata) == (grpc.StatusCode.INVALID_ARGUMENT, {"field": "sampling.max_tokens"})
     failed = await failure(stub.Generate(generate(conversation=conversation_pb2.Conversation())))
     assert failed.metadata == {"field": "conversation.messages"}
-    tools = conversation_pb2.Conversation(tools=[conversation_pb2.Tool(name="f")])
-    failed = await failure(stub.Generate(generate(conversation=tools)))
-    assert (failed.code, failed.message) == (grpc.StatusCode.UNIMPLEMENTED, "tools are not supported yet")
+    forced = conversation("hello")
+    forced.tools.append(conversation_pb2.Tool(name="f"))
+    forced.tool_choice.mode = conversation_pb2.TOOL_CHOICE_MODE_REQUIRED
+    failed = await failure(stub.Generate(generate(conversation=forced)))
+    assert (failed.code, failed.metadata) == (grpc.StatusCode.UNIMPLEMENTED, {"field": "conversation.tool_choice"})
     assert engine.requests == []
 
 
@@ -374,6 +377,43 @@ async def test_count_tokens_counts_what_generate_sends(stub: Stub, engine: Scrip
     assert counted == pb.CountTokensResponse(tokens=3, segments=[pb.SegmentTokens(tokens=3)])
 
 
+async def test_segments_name_tools_system_calls_and_results(stub: Stub) -> None:
+    def message(role: conversation_pb2.Role.ValueType, text: str, **more: Any) -> conversation_pb2.Message:
+        return conversation_pb2.Message(
+            role=role, parts=[conversation_pb2.Part(text=conversation_pb2.TextPart(text=text))], **more
+        )
+
+    source = conversation_pb2.Conversation(
+        messages=[
+            message(conversation_pb2.ROLE_SYSTEM, "Be brief."),
+            message(conversation_pb2.ROLE_USER, "hello"),
+            message(conversation_pb2.ROLE_ASSISTANT, "", calls=[conversation_pb2.Call(call_id="1", name="f")]),
+            message(conversation_pb2.ROLE_TOOL, "<|im_end|>", call_id="1"),
+            message(conversation_pb2.ROLE_USER, ""),
+        ],
+        tools=[conversation_pb2.Tool(name="f", description="does <|im_start|>")],
+    )
+    encoded = await stub.Encode(pb.EncodeRequest(model="tiny", conversation=source, routing=ROUTING))
+    assert [(one.kind, one.index) for one in encoded.segments] == [
+        (pb.SEGMENT_KIND_SYSTEM, 0),
+        (pb.SEGMENT_KIND_TOOLS, 0),
+        (pb.SEGMENT_KIND_MESSAGE, 1),
+        (pb.SEGMENT_KIND_MESSAGE, 2),
+        (pb.SEGMENT_KIND_RESULT, 3),
+        (pb.SEGMENT_KIND_MESSAGE, 4),
+        (pb.SEGMENT_KIND_GENERATION_PROMPT, 0),
+    ]
+    ids = np.frombuffer(encoded.token_ids, "<i4").tolist()
+    # Only the template's own control tokens count: one in front of each turn.
+    starts = [index for index, token_id in enumerate(ids) if token_id == IM_START]
+    assert [one.first_token for one in encoded.segments if one.kind != pb.SEGMENT_KIND_TOOLS] == starts
+    counted = await stub.CountTokens(pb.CountTokensRequest(model="tiny", conversation=source))
+    ends = [*(one.first_token for one in encoded.segments[1:]), len(ids)]
+    assert [one.tokens for one in counted.segments] == [
+        end - one.first_token for one, end in zip(encoded.segments, ends, strict=True)
+    ]
+
+
 async def test_encode_gives_ids_and_page_keys(stub: Stub, model_dir: Path) -> None:
     text = "x" * 600
     routing = pb.Routing(tenant="t", cache_scope="team")
@@ -433,7 +473,7 @@ async def test_the_model_is_listed_with_the_engines_context(stub: Stub, engine: 
     engine.context_tokens = 123
     (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.id, list(model.aliases), model.context_tokens) == ("tiny", ["alias"], 123)
-    assert (model.dialect, list(model.modalities), model.HasField("is_certified")) == ("", ["text"], False)
+    assert (model.dialect, list(model.modalities), model.is_certified) == ("chatml_json", ["text"], True)
     assert model.defaults == pb.Sampling(temperature=0.5)
     assert model.created_s > 0
 
@@ -442,11 +482,6 @@ async def test_the_model_is_listed_without_engines(model_dir: Path) -> None:
     async with service(model_dir, "127.0.0.1:1") as stub:
         (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
         assert model.context_tokens == CONTEXT_TOKENS
-
-
-async def test_what_is_not_built_yet_says_so(stub: Stub) -> None:
-    failed = await failure(stub.ExplainPrefix(pb.ExplainPrefixRequest(model="tiny")))
-    assert failed.code == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(

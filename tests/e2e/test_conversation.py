@@ -189,3 +189,20 @@ def test_stop_texts_and_seeds(stack: Stack):
         for _ in range(2)
     ]
     assert drawn[0].choices[0].message.content == drawn[1].choices[0].message.content
+
+
+@pytest.mark.parametrize("seed", range(12 if os.environ.get("FENCEPOST_SOAK") else 2))
+def test_what_was_sampled_is_reused_even_where_it_is_not_how_the_text_would_be_encoded(stack: Stack, seed: int):
+    options: dict[str, Any] = {"model": MODEL, "temperature": 1.8, "seed": seed, "max_tokens": 32}
+    if seed % 2:
+        options["tools"] = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    client = stack.client()
+    messages: list[Any] = [{"role": "user", "content": f"Tell me something nobody has ever said before ({seed})."}]
+    known = 0
+    for _ in range(3):
+        answer = client.chat.completions.create(messages=messages, **options)
+        assert answer.usage is not None
+        assert cached(answer) >= known
+        known = answer.usage.prompt_tokens + answer.usage.completion_tokens - 1
+        echo = answer.choices[0].message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+        messages += [echo, {"role": "user", "content": "Go on."}]

@@ -1,3 +1,4 @@
+import base64
 from pathlib import Path
 
 from services import stack
@@ -21,6 +22,25 @@ def test_each_service_knows_only_the_next_one() -> None:
     assert _flag(replicas["engine-1"], "--listen") == "unix:/run/x/engine-1.sock"
     assert _flag(replicas["engine-1"], "--kvstore") == replicas["kvstore"].address == "unix:/run/x/kvstore.sock"
     assert _flag(replicas["kvstore"], "--data-dir") == "/data/kvstore"
+
+
+def test_tokenizers_share_their_records_and_capsule_keys() -> None:
+    replicas = _lay_out(UpSettings(tokenizers=2))
+    for name in ("tokenizer-0", "tokenizer-1"):
+        assert _flag(replicas[name], "--records") == replicas["kvstore"].address
+        assert _flag(replicas[name], "--capsule-keys") == "/data/capsule-keys"
+
+
+def test_capsule_keys_are_drawn_once_and_the_owners_only(tmp_path: Path) -> None:
+    stack.ensure_capsule_keys(tmp_path)
+    path = stack.capsule_keys(tmp_path)
+    keys = path.read_text()
+    key_id, _, encoded = keys.strip().partition(":")
+    assert key_id
+    assert len(base64.b64decode(encoded, validate=True)) == 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    stack.ensure_capsule_keys(tmp_path)
+    assert path.read_text() == keys
 
 
 def test_senders_stop_before_their_receivers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -11,16 +12,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.gateway import chat_request
-from services.gateway.chat_request import ChatRequest, client_field
+from services.gateway.chat_request import client_field
+from services.gateway.client_request import ClientRequest
 from services.gateway.errors import BadRequestError, UnsupportedError
+from services.gateway.fields import Fields
+from services.gateway.raw_json import RawJson
 
 USER = {"role": "user", "content": "Hi"}
 PNG = base64.b64encode(b"\x89PNG").decode()
 
 
-def parse(headers: dict[str, str] | None = None, **changes: Any) -> ChatRequest:
+def fields_of(values: dict[str, Any]) -> Fields:
+    return Fields(values, RawJson(json.dumps(values).encode()))
+
+
+def parse(headers: dict[str, str] | None = None, **changes: Any) -> ClientRequest:
     values = {"model": "m", "messages": [USER], **changes}
-    return chat_request.parse(values, headers or {}, request_id="req_1", response_id="chatcmpl-1")
+    return chat_request.parse(fields_of(values), headers or {}, request_id="req_1", response_id="chatcmpl-1")
 
 
 def message(**fields: Any) -> conv.Message:
@@ -122,6 +130,17 @@ def message(**fields: Any) -> conv.Message:
         ({"response_format": "text"}, "response_format"),
         ({"response_format": {"type": 1}}, "response_format.type"),
         ({"user": 5}, "user"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        ({"messages": [{"role": "assistant", "reasoning_content": ["hm"]}]}, "messages[0].reasoning_content"),
+        ({"messages": [{"role": "assistant", "reasoning": {}}]}, "messages[0].reasoning"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": [1]}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"prompt_cache_key": []}, "prompt_cache_key"),
     ],
 )
@@ -142,11 +161,8 @@ def test_wrong_value_names_its_field(changes: dict[str, Any], param: str) -> Non
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"frequency_penalty": -1}, "frequency_penalty"),
         ({"frequency_penalty": False}, "frequency_penalty"),
-        ({"tools": [{"type": "function", "function": {"name": "ls"}}]}, "tools"),
-        ({"tools": {}}, "tools"),
         ({"functions": [{"name": "ls"}]}, "functions"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "ls"}}}, "tool_choice"),
+        ({"function_call": {"name": "ls"}}, "function_call"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -251,6 +267,43 @@ def test_calls_and_results_pass_verbatim() -> None:
     assert (result.role, result.call_id, result.parts[0].text.text) == (conv.ROLE_TOOL, "call_1", "42")
 
 
+def test_arguments_that_came_as_an_object_stay_as_they_were_spelt() -> None:
+    spelt = '{"b" : 1e5,\n "a":[1.0, "\\u0041"], "b": 2}'
+    body = (
+        '{"model": "m", "messages": [{"role": "user", "content": "}]"}, {"role": "assistant", "tool_calls": '
+        '[{"id": "c", "function": {"name": "f", "arguments": ' + spelt + " }}]}]}"
+    )
+    fields = Fields(json.loads(body), RawJson(body.encode()))
+    request = chat_request.parse(fields, {}, request_id="r", response_id="c")
+    assert request.generate.conversation.messages[1].calls[0].arguments == spelt
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_echoed_reasoning_comes_before_the_text(key: str) -> None:
+    parts = message(role="assistant", content="yes", **{key: " hm\n"}).parts
+    assert [part.WhichOneof("kind") for part in parts] == ["reasoning", "text"]
+    assert parts[0].reasoning.text == " hm\n"
+    alone = message(role="assistant", content=None, **{key: "hm"}).parts
+    assert [part.WhichOneof("kind") for part in alone] == ["reasoning"]
+    assert len(message(role="assistant", content="yes", **{key: ""}).parts) == 1
+    assert len(message(role="user", content="yes", **{key: "hm"}).parts) == 1
+
+
+def test_reasoning_sent_under_both_names_is_taken_once() -> None:
+    parts = message(role="assistant", content="yes", reasoning_content="hm", reasoning="hm").parts
+    assert [part.WhichOneof("kind") for part in parts] == ["reasoning", "text"]
+
+
+def test_results_may_hold_pictures() -> None:
+    content = [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
+    ]
+    parts = message(role="tool", tool_call_id="c", content=content).parts
+    assert [part.WhichOneof("kind") for part in parts] == ["text", "image"]
+    assert parts[1].image.data == b"\x89PNG"
+
+
 def test_refusals_pass() -> None:
     assert message(role="assistant", content=None, refusal="No.").parts[0].refusal.text == "No."
     parts = [{"type": "refusal", "refusal": "No."}]
@@ -284,7 +337,18 @@ def test_replica_key_is_equal_for_the_turns_of_a_conversation() -> None:
         ("model", "model"),
         ("conversation", "messages"),
         ("conversation.messages[2].parts[0]", "messages[2].content[0]"),
-        ("conversation.messages[2].calls[1].call_id", "messages[2].tool_calls[1].tool_call_id"),
+        ("conversation.messages[2].call_id", "messages[2].tool_call_id"),
+        ("conversation.messages[2].calls[1]", "messages[2].tool_calls[1]"),
+        ("conversation.messages[2].calls[1].call_id", "messages[2].tool_calls[1].id"),
+        ("conversation.messages[2].calls[1].arguments", "messages[2].tool_calls[1].function.arguments"),
+        ("conversation.tools", "tools"),
+        ("conversation.tools[3]", "tools[3]"),
+        ("conversation.tools[3].name", "tools[3]"),
+        ("conversation.tools[3].parameters_json", "tools[3].function.parameters"),
+        ("conversation.tools[3].grammar.text", "tools[3].custom.format"),
+        ("conversation.tool_choice", "tool_choice"),
+        ("conversation.tool_choice.allowed_names[0]", "tool_choice"),
+        ("conversation.parallel_calls", "parallel_tool_calls"),
         ("sampling.stop_texts[3]", "stop[3]"),
         ("sampling.max_tokens", "max_tokens"),
     ],
@@ -310,6 +374,8 @@ _NAMES = [
     "max_tokens",
     "n",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
     "user",
     "response_format",
 ]
@@ -322,6 +388,7 @@ _MESSAGE = st.fixed_dictionaries(
         "tool_calls": st.lists(_CALL, max_size=2) | _JSON,
         "tool_call_id": _JSON,
         "name": _JSON,
+        "reasoning_content": _JSON,
     },
 )
 
@@ -336,7 +403,7 @@ def test_any_json_is_a_request_or_a_named_refusal(values: dict[str, Any], messag
         values = {**values, "messages": messages}
     named: str | None = "nothing wrong"
     try:
-        chat_request.parse(values, {}, request_id="r", response_id="c")
+        chat_request.parse(fields_of(values), {}, request_id="r", response_id="c")
     except BadRequestError as error:
         named = error.param
     assert named

@@ -15,4 +15,4 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_dir: Path) -> ServedModel:
-    return load_model(tiny_dir, None, (), 10_000)
+    return load_model(tiny_dir, None, (), None)

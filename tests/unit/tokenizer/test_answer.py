@@ -19,9 +19,10 @@ from services.tokenizer.events import (
     Timings,
     Usage,
 )
-from services.tokenizer.generate import GenerationRequest, answer
+from services.tokenizer.generate import GenerationRequest, Remember, answer
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
+from services.tokenizer.transcript import Record
 from services.vocabulary import Vocabulary
 
 END_ID, SPECIAL_ID = 300, 256
@@ -39,8 +40,15 @@ def ended(reason: FinishReason = FinishReason.STOP, choice: int = 0, stop_index:
     return Ended(choice, reason, USAGE, stop_index, ())
 
 
+async def forget(record: Record) -> bytes | None:
+    return None
+
+
 async def answered(
-    *events: EngineEvent, stop_texts: tuple[str, ...] = (), choices: int | None = None
+    *events: EngineEvent,
+    stop_texts: tuple[str, ...] = (),
+    choices: int | None = None,
+    remember: Remember = forget,
 ) -> list[AnswerEvent]:
     async def stream() -> AsyncIterator[EngineEvent]:
         for event in events:
@@ -48,7 +56,7 @@ async def answered(
 
     sampling = Sampling(stop_texts=stop_texts, choices=choices)
     request = GenerationRequest("x", sampling, Routing("t", "t", "k"), None, warm_up_only=False)
-    return [event async for event in answer(request, stream(), VOCABULARY, 7.0)]
+    return [event async for event in answer(request, stream(), VOCABULARY, 7.0, lambda: None, remember)]
 
 
 async def test_one_delta_for_each_message() -> None:
@@ -105,6 +113,28 @@ async def test_choices_do_not_mix() -> None:
         choices=2,
     )
     assert [event for event in events if isinstance(event, TextDelta)] == [TextDelta(1, "x", ()), TextDelta(0, "é", ())]
+
+
+async def test_first_choice_is_remembered_before_it_ends() -> None:
+    kept: list[str] = []
+
+    async def remember(record: Record) -> bytes:
+        kept.append(record.text)
+        return b"capsule"
+
+    events = await answered(
+        ADMITTED, tokens("a", 0), tokens("b", 1), ended(choice=1), ended(choice=0), choices=2, remember=remember
+    )
+    assert kept == ["a"]
+    capsules = {event.choice: event.reasoning_capsule for event in events if isinstance(event, Finished)}
+    assert capsules == {0: b"capsule", 1: None}
+
+
+async def test_what_was_never_answered_is_not_remembered() -> None:
+    async def remember(record: Record) -> bytes:
+        raise AssertionError(record)
+
+    await answered(ADMITTED, Sampled(0, (END_ID,), ()), ended(), remember=remember)
 
 
 @pytest.mark.parametrize("choices", [None, 2])

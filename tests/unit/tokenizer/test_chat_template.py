@@ -5,18 +5,21 @@ from pathlib import Path
 import pytest
 
 from services.tokenizer.conversation import Conversation, Message, Role
+from services.tokenizer.dialects.registry import CHATML_JSON
 from services.tokenizer.errors import InvalidRequestError, ModelFileError, TemplateError
+from services.tokenizer.layout import PromptWriter
 from services.tokenizer.models import load_model
 from services.tokenizer.render import ChatTemplate, load_template
+from tests.unit.tokenizer.prompt_builders import ROUTING, prompt_builder
 from tests.unit.tokenizer.tiny_model import CHATML, write_tiny_model
 
 SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-HELLO = (Message(Role.USER, "Hello!"),)
+HELLO = ({"role": "user", "content": "Hello!"},)
 
 
 def render(source: str, *messages: Message, **options: object) -> str:
-    template = ChatTemplate(source, {"bos_token": "<s>"})
-    return template.render(messages or HELLO, options, add_generation_prompt=True)
+    writer = PromptWriter(ChatTemplate(source, {"bos_token": "<s>"}), CHATML_JSON, None)
+    return writer.write(Conversation(messages or (Message(Role.USER, "Hello!"),), options)).text
 
 
 def test_smollm2_puts_its_own_system_message_first(smollm2_dir: Path) -> None:
@@ -31,10 +34,10 @@ def test_smollm2_keeps_a_given_system_message(smollm2_dir: Path) -> None:
     template = load_template(smollm2_dir)
     assert template is not None
     messages = (
-        Message(Role.SYSTEM, "Be brief."),
-        Message(Role.USER, "2+2?"),
-        Message(Role.ASSISTANT, "4"),
-        Message(Role.USER, " <b>3+3</b>? \n"),
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": " <b>3+3</b>? \n"},
     )
     assert template.render(messages, {}, add_generation_prompt=True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n"
@@ -43,9 +46,9 @@ def test_smollm2_keeps_a_given_system_message(smollm2_dir: Path) -> None:
 
 
 def test_smollm2_prompt_has_its_known_ids(smollm2_dir: Path) -> None:
-    model = load_model(smollm2_dir, "smollm2", (), 10_000)
-    source = Conversation((Message(Role.SYSTEM, "Hello, world!"), *HELLO), {})
-    ids = model.prompt(source).ids.tolist()
+    builder = prompt_builder(load_model(smollm2_dir, "smollm2", (), None))
+    source = Conversation((Message(Role.SYSTEM, "Hello, world!"), Message(Role.USER, "Hello!")), {})
+    ids = builder.build(source, ROUTING).ids.tolist()
     assert ids == [1, 9690, 198, 19556, 28, 905, 17, 2, 198, 1, 4093, 198, 19556, 17, 2, 198, 1, 520, 9531, 198]
 
 

@@ -7,7 +7,8 @@ from fencepost.tokenizer.v1 import tokenizer_pb2
 from google.protobuf import json_format
 
 from services.errors import ServiceError
-from services.tokenizer.conversation import Conversation, Message, Role
+from services.tokenizer.conversation import Call, Conversation, Message, Role, ToolMode
+from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.errors import InvalidRequestError, UnsupportedError
 from services.tokenizer.requests import OMITTED_DOCUMENT, OMITTED_IMAGE, read_generation, read_token_ids
 from services.tokenizer.routing import Priority, derive_conversation_key
@@ -82,6 +83,24 @@ def test_turns_of_one_conversation_share_a_derived_key() -> None:
             "conversation.messages[1].parts[0]",
         ),
         ({"conversation": {"messages": [USER], "templateOptions": {"a": "{"}}}, "conversation.template_options"),
+        (
+            {"conversation": {"messages": [{**USER, "parts": [{"reasoning": {}}]}]}},
+            "conversation.messages[0].parts",
+        ),
+        ({"conversation": {"messages": [{**USER, "calls": [{"name": "f"}]}]}}, "conversation.messages[0].calls"),
+        (
+            {"conversation": {"messages": [{"role": "ROLE_ASSISTANT", "calls": [{"arguments": "{}"}]}]}},
+            "conversation.messages[0].calls[0].name",
+        ),
+        ({"conversation": {"messages": [USER], "tools": [{}]}}, "conversation.tools[0].name"),
+        (
+            {"conversation": {"messages": [USER], "tools": [{"name": "f"}, {"name": "f"}]}},
+            "conversation.tools[1].name",
+        ),
+        (
+            {"conversation": {"messages": [USER], "tools": [{"name": "f", "parametersJson": "[]"}]}},
+            "conversation.tools[0].parameters_json",
+        ),
         ({"routing": {}}, "routing.tenant"),
         ({"sampling": {"temperature": -0.1}}, "sampling.temperature"),
         ({"sampling": {"temperature": 2.1}}, "sampling.temperature"),
@@ -109,23 +128,75 @@ def test_a_bad_field_is_named(fields: dict[str, object], field: str) -> None:
     assert caught.value.metadata == {"field": field}
 
 
-CALL = {"role": "ROLE_ASSISTANT", "calls": [{"name": "f"}]}
-
-
 @pytest.mark.parametrize(
-    ("conversation", "message"),
+    ("conversation", "field"),
     [
-        ({"messages": [USER], "tools": [{"name": "f"}]}, "tools are not supported yet"),
-        ({"messages": [USER], "toolChoice": {"mode": "TOOL_CHOICE_MODE_REQUIRED"}}, "tools are not supported yet"),
-        ({"messages": [USER, CALL]}, "tools are not supported yet"),
-        ({"messages": [USER, {"role": "ROLE_TOOL"}]}, "tools are not supported yet"),
-        ({"messages": [USER], "outputFormat": {"jsonObject": {}}}, "output_format is not supported yet"),
-        ({"messages": [{**USER, "parts": [{"reasoning": {}}]}]}, "reasoning is not supported yet"),
+        ({"messages": [USER], "toolChoice": {"mode": "TOOL_CHOICE_MODE_REQUIRED"}}, "conversation.tool_choice"),
+        ({"messages": [USER], "toolChoice": {"allowedNames": ["f"]}}, "conversation.tool_choice"),
+        ({"messages": [USER], "outputFormat": {"jsonObject": {}}}, "conversation.output_format"),
     ],
 )
-def test_what_this_version_lacks_is_unimplemented(conversation: dict[str, object], message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message):
+def test_what_this_version_lacks_is_unimplemented(conversation: dict[str, object], field: str) -> None:
+    with pytest.raises(UnsupportedError, match="not supported yet") as caught:
         read_generation(generate(conversation=conversation))
+    assert caught.value.metadata == {"field": field}
+
+
+def read_conversation(**fields: object) -> Conversation:
+    source = read_generation(generate(conversation={"messages": [USER], **fields})).source
+    assert isinstance(source, Conversation)
+    return source
+
+
+def test_tools_keep_their_text() -> None:
+    schema = '{"type":"object", "properties": {"b": {"maximum": 1e5}, "a": {}}}'
+    tools = [
+        {"name": "f", "description": "", "parametersJson": schema, "namespace": "files"},
+        {"name": "g"},
+        {"name": "h", "kind": "CALL_KIND_CUSTOM", "description": "free text"},
+    ]
+    assert read_conversation(tools=tools).tools == (
+        ToolSpec("files.f", "", schema),
+        ToolSpec("g", None, '{"type": "object", "properties": {}}'),
+        ToolSpec("h", "free text", '{"type": "object", "properties": {}}', is_custom=True),
+    )
+
+
+def test_tool_settings() -> None:
+    assert read_conversation().tool_mode is ToolMode.AUTO
+    assert read_conversation(toolChoice={"mode": "TOOL_CHOICE_MODE_AUTO"}).tool_mode is ToolMode.AUTO
+    assert read_conversation(toolChoice={"mode": "TOOL_CHOICE_MODE_NONE"}).tool_mode is ToolMode.NONE
+    assert (read_conversation().parallel_calls, read_conversation(parallelCalls=False).parallel_calls) == (True, False)
+
+
+def test_thinking_is_left_to_the_template_unless_asked_for() -> None:
+    modes = [None, "REASONING_MODE_OFF", "REASONING_MODE_ON"]
+    found = [read_conversation(**({"reasoning": {"mode": mode}} if mode else {})).enable_thinking for mode in modes]
+    assert found == [None, False, True]
+
+
+def test_calls_and_results_are_messages() -> None:
+    calls = [
+        {"callId": "1", "name": "f", "arguments": '{"x": 1e5}', "capsule": "YQ=="},
+        {"callId": "2", "name": "g", "namespace": "files", "arguments": "text", "kind": "CALL_KIND_CUSTOM"},
+    ]
+    parts = [
+        {"reasoning": {"text": "hm", "capsule": "Yg=="}},
+        {"text": {"text": "Let me look."}},
+        {"reasoning": {"text": ""}},
+        {"reasoning": {"text": "ah"}},
+    ]
+    result = {"role": "ROLE_TOOL", "callId": "1", "isError": True, "parts": [{"text": {"text": "none"}}]}
+    source = read_conversation(messages=[USER, {"role": "ROLE_ASSISTANT", "parts": parts, "calls": calls}, result])
+    _, answer, given = source.messages
+    assert answer == Message(
+        Role.ASSISTANT,
+        "Let me look.",
+        reasoning="hm\nah",
+        calls=(Call("1", "f", '{"x": 1e5}'), Call("2", "files.g", "text", is_custom=True)),
+        capsules=(b"a", b"b"),
+    )
+    assert given == Message(Role.TOOL, "none", call_id="1", is_error=True)
 
 
 def test_harmless_tool_settings_are_taken() -> None:

@@ -22,7 +22,7 @@ def write_tiny_model(target: Path, template: str | None = CHATML, **generation_c
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in specials])
     tokenizer.save(str(target / "tokenizer.json"))
-    (target / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|im_start|>"}))
+    (target / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}))
     (target / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT_TOKENS}))
     (target / "generation_config.json").write_text(json.dumps(generation_config))
     if template is not None:

@@ -1,0 +1,1 @@
+"""Texts that the benches encode: sessions of a coding agent, and prompts that grow in awkward places."""

@@ -1,0 +1,42 @@
+"""How OpenAI's completion endpoints show the end of an answer: why it ended, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fencepost.tokenizer.v1 import tokenizer_pb2
+
+from services.gateway import cached
+from services.gateway.errors import UnavailableError
+
+# A loop that the guard ended is an answer cut short.
+_FINISH_REASONS = {
+    tokenizer_pb2.FINISH_REASON_STOP: "stop",
+    tokenizer_pb2.FINISH_REASON_STOP_TEXT: "stop",
+    tokenizer_pb2.FINISH_REASON_LENGTH: "length",
+    tokenizer_pb2.FINISH_REASON_LOOP: "length",
+    tokenizer_pb2.FINISH_REASON_CALLS: "tool_calls",
+}
+
+
+def finish_reason(finished: tokenizer_pb2.Finished) -> str:
+    """Raises UnavailableError for an answer that was given up."""
+    reason = _FINISH_REASONS.get(finished.reason)
+    if reason is None:
+        raise UnavailableError("The server gave this answer up; try again.")
+    return reason
+
+
+def usage(counted: tokenizer_pb2.Usage) -> dict[str, Any]:
+    """OpenAI's numbers, and beside them the tiers that the cached tokens came from."""
+    tokens_by_tier = cached.tokens_by_tier(counted.cached)
+    return {
+        "prompt_tokens": counted.prompt_tokens,
+        "completion_tokens": counted.output_tokens,
+        "total_tokens": counted.prompt_tokens + counted.output_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(tokens_by_tier.values()),
+            "cached_tokens_by_tier": tokens_by_tier,
+        },
+        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+    }

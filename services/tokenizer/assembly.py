@@ -1,0 +1,87 @@
+"""Builds the tokenizer from its settings: model, rope cache, history, engines, servicer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import grpc.aio
+from fencepost.tokenizer.v1 import tokenizer_pb2_grpc
+
+from services import replicas
+from services.tokenizer import record_store
+from services.tokenizer.answering import Answering
+from services.tokenizer.appending import AppendLimits
+from services.tokenizer.capsule_keys import load_ring
+from services.tokenizer.capsules import Capsules
+from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.engines import Engine, Engines
+from services.tokenizer.footprints import Footprints
+from services.tokenizer.history import History
+from services.tokenizer.models import load_model
+from services.tokenizer.pool import EncodePool
+from services.tokenizer.prompts import PromptBuilder
+from services.tokenizer.rope import RopeEncoder, RopeLimits
+from services.tokenizer.servicer import TokenizerServicer
+from services.tokenizer.transcript_memory import Transcripts
+
+
+@asynccontextmanager
+async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
+    """Raises ModelFileError and KeyFileError."""
+    model = load_model(config.model, config.model_name, config.aliases, config.dialect)
+    async with AsyncExitStack() as stack:
+        history = None
+        if config.transcript_mode == "faithful":
+            capsules = Capsules(load_ring(config.capsule_keys), model.fingerprint)
+            store = None
+            if config.records:
+                store = await stack.enter_async_context(record_store.connect(config.records, config.record_ttl_s))
+            history = History(Transcripts(config.record_memory_bytes), store, capsules, model.vocabulary)
+        builder = PromptBuilder(
+            RopeEncoder(model.tokenizer, _limits(config)),
+            model.writer,
+            model.dialect,
+            history,
+            fingerprint=model.fingerprint,
+            spellings=model.spellings,
+            content_policy=config.content_policy,
+            max_prompt_bytes=config.max_prompt_bytes,
+            has_reasoning=model.has_reasoning,
+            append_limits=_append_limits(config),
+        )
+        pool = EncodePool(config.encode_threads, config.encode_queue)
+        stack.callback(pool.close)
+        make = partial(Engine, fingerprint=model.fingerprint)
+        engines = await stack.enter_async_context(
+            replicas.connect(config.engines, make, grace_s=config.request_timeout_s)
+        )
+        footprints = Footprints(config.footprint_bytes)
+        answering = Answering(model, builder, history, footprints, pool, Engines(engines))
+        servicer = TokenizerServicer(config, model, answering, pool, is_certified=builder.is_certified)
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
+        yield ("fencepost.tokenizer.v1.TokenizerService",)
+
+
+def _append_limits(config: TokenizerSettings) -> AppendLimits:
+    return AppendLimits(
+        enabled=config.prefix_token_cache,
+        entries=config.prefix_token_cache_entries,
+        max_chars=config.prefix_token_cache_max_chars,
+        min_chars=config.prefix_token_cache_min_chars,
+        verify_rate=config.prefix_token_cache_verify_rate,
+    )
+
+
+def _limits(config: TokenizerSettings) -> RopeLimits:
+    return RopeLimits(
+        enabled=config.prefix_token_cache,
+        entries=config.prefix_token_cache_entries,
+        max_chars=config.prefix_token_cache_max_chars,
+        min_chars=config.prefix_token_cache_min_chars,
+        chunk_bytes=config.prefix_token_cache_bytes,
+        overlap_tokens=config.prefix_token_cache_overlap_tokens,
+        resync_tokens=config.prefix_token_cache_resync_tokens,
+        verify_rate=config.prefix_token_cache_verify_rate,
+    )

@@ -1,0 +1,166 @@
+"""One choice of an answer: sampled ids become text, text becomes events, and all of it becomes a record.
+
+ids → text (detokenize.py) → thinking, text and calls (a dialect's parser) → events
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.tokenizer.call_ids import mint_call_id
+from services.tokenizer.conversation import Call
+from services.tokenizer.detokenize import TextStream, decode
+from services.tokenizer.dialects import events as parsed
+from services.tokenizer.dialects.dialect import StreamParser
+from services.tokenizer.events import (
+    AnswerEvent,
+    CallDelta,
+    CallFinished,
+    CallStarted,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+)
+from services.tokenizer.transcript import Record
+from services.vocabulary import Vocabulary
+
+
+class Choice:
+    """What one choice has come to. ``parser`` None: all text is answer text."""
+
+    def __init__(
+        self,
+        index: int,
+        vocabulary: Vocabulary,
+        hidden_ids: frozenset[int],
+        stop_texts: Sequence[str],
+        parser: StreamParser | None,
+    ) -> None:
+        self._index = index
+        self._vocabulary = vocabulary
+        self._hidden_ids = hidden_ids
+        self._stream = TextStream(vocabulary, hidden_ids, stop_texts)
+        self._parser = parser
+        self._ids: list[int] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._started: dict[int, parsed.CallStarted] = {}
+        self._id_by_call: dict[int, str] = {}
+        self._calls: dict[int, Call] = {}
+        self.warnings: list[str] = []
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended it."""
+        return self._stream.stop_text
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call is complete."""
+        return bool(self._calls)
+
+    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[AnswerEvent]:
+        """Events of newly sampled ids."""
+        self._ids += ids
+        text, certain = self._stream.push(ids, logprobs)
+        return self._read(text, certain, is_final=False)
+
+    def finish(self) -> list[AnswerEvent]:
+        """Events of what was held back."""
+        text, certain = self._stream.finish()
+        return self._read(text, certain, is_final=True)
+
+    def record(self) -> Record | None:
+        """The segment for the next prompt; None where its ids do not spell what the client got.
+
+        Without the end token, and without what a stop text cut off where that ends between two tokens.
+        """
+        ids = list(self._ids)
+        while ids and ids[-1] in self._hidden_ids:
+            ids.pop()
+        if self.stop_text is not None:
+            ids = ids[: self._num_ids_of_text(ids)]
+            # A stop text may begin inside a token, and what is no UTF-8 has another length as text.
+            if decode(self._vocabulary, (i for i in ids if i not in self._hidden_ids)) != "".join(self._text):
+                return None
+        if not ids or self.warnings or len(self._started) != len(self._calls):
+            return None
+        return Record(
+            text=decode(self._vocabulary, ids),
+            ids=np.array(ids, dtype=np.int32),
+            content="".join(self._content),
+            reasoning="".join(self._reasoning),
+            calls=tuple(self._calls[index] for index in sorted(self._calls)),
+        )
+
+    def _num_ids_of_text(self, ids: Sequence[int]) -> int:
+        """How many of the first ids spell as many bytes as the text before the stop has."""
+        num_missing = sum(len(text.encode()) for text in self._text)
+        for count, token_id in enumerate(ids):
+            if num_missing <= 0:
+                return count
+            num_missing -= 0 if token_id in self._hidden_ids else len(self._vocabulary.spell(token_id))
+        return len(ids)
+
+    def _read(self, text: str, logprobs: tuple[TokenLogprobs, ...], *, is_final: bool) -> list[AnswerEvent]:
+        self._text.append(text)
+        if self._parser is None:
+            found: list[parsed.ParseEvent] = [parsed.Text(text)] if text else []
+        else:
+            found = self._parser.push(text) if text else []
+            if is_final:
+                found += self._parser.finish()
+        events: list[AnswerEvent] = []
+        for one in found:
+            events += self._event(one)
+        if logprobs:
+            events.append(TextDelta(self._index, "", logprobs))
+        return _joined(events)
+
+    def _event(self, event: parsed.ParseEvent) -> list[AnswerEvent]:
+        choice = self._index
+        match event:
+            case parsed.Reasoning():
+                self._reasoning.append(event.text)
+                return [ReasoningDelta(choice, event.text)]
+            case parsed.Text():
+                self._content.append(event.text)
+                return [TextDelta(choice, event.text, ())]
+            case parsed.CallStarted():
+                self._started[event.index] = event
+                call_id = self._id_by_call[event.index] = mint_call_id()
+                return [CallStarted(choice, event.index, call_id, event.name, event.is_custom)]
+            case parsed.CallDelta():
+                return [CallDelta(choice, event.index, event.fragment)]
+            case parsed.CallFinished():
+                started = self._started[event.index]
+                self._calls[event.index] = Call(
+                    self._id_by_call[event.index], started.name, event.arguments, started.is_custom
+                )
+                return [CallFinished(choice, event.index, event.arguments, b"")]
+            case parsed.Malformed():
+                self.warnings.append(f"a tool call could not be read: {event.reason}")
+                if len(self._started) > len(self._calls):
+                    return []
+                # No call has begun to come out of it, so it may be prose about calls: nothing of that is lost.
+                self._content.append(event.text)
+                return [TextDelta(choice, event.text, ())]
+
+
+def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
+    """As few events as say the same: neighbours of one kind become one."""
+    joined: list[AnswerEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(event.choice, last.text + event.text, last.logprobs + event.logprobs)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            joined[-1] = ReasoningDelta(event.choice, last.text + event.text)
+        elif isinstance(event, CallDelta) and isinstance(last, CallDelta) and event.index == last.index:
+            joined[-1] = CallDelta(event.choice, event.index, last.fragment + event.fragment)
+        else:
+            joined.append(event)
+    return joined

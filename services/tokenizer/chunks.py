@@ -1,0 +1,96 @@
+"""Ids of pieces of plain text, found again by content.
+
+A piece is cut where a cut is provably harmless: between an ASCII letter or digit and a space or newline behind it. No
+allow-listed pre-tokenizer keeps these two in one word, and no normal form joins a space to what stands before it.
+"""
+
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from services.tokenizer.prompt_text import TokenIds
+
+_CUT = re.compile(r"[A-Za-z0-9](?=[ \n])")
+_ENTRY_BYTES = 300
+"""What an entry costs beside its ids: key, array object, links."""
+
+
+def cut(text: str, start: int, end: int, chunk_chars: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover ``text[start:end]``, each of ``chunk_chars`` and a little more where the text allows it.
+
+    Where they end depends only on the text behind ``start``, so a text that grows keeps all but its last one. They end
+    with lines where they can: these are far apart, so that behind a small edit the same ones are soon chosen again.
+    """
+    while end - start > 2 * chunk_chars:
+        earliest = start + chunk_chars
+        place = _line_end(text, earliest, earliest + chunk_chars)
+        if place is None:
+            found = _CUT.search(text, earliest, end)
+            if found is None:
+                break
+            place = found.end()
+        yield start, place
+        start = place
+    if start < end:
+        yield start, end
+
+
+def _line_end(text: str, start: int, end: int) -> int | None:
+    """The first newline in ``text[start + 1 : end]`` behind an ASCII letter or digit."""
+    newline = text.find("\n", start + 1, end)
+    while newline >= 0:
+        before = text[newline - 1]
+        if before.isascii() and before.isalnum():
+            return newline
+        newline = text.find("\n", newline + 1, end)
+    return None
+
+
+class ChunkCache:
+    """Least recently used out; any thread may call.
+
+    Keys are digests under a key of this process: tenants share the cache, and none can make two texts collide.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._ids_by_key: OrderedDict[bytes, TokenIds] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self._num_bytes
+
+    def __len__(self) -> int:
+        return len(self._ids_by_key)
+
+    def key(self, text: str) -> bytes:
+        """The digest under which ``text`` is kept."""
+        return blake2b(text.encode(), digest_size=16, key=self._secret).digest()
+
+    def get(self, keys: Sequence[bytes]) -> list[TokenIds | None]:
+        """Ids for each key, None where there are none."""
+        with self._lock:
+            found = [self._ids_by_key.get(key) for key in keys]
+            for key, ids in zip(keys, found, strict=True):
+                if ids is not None:
+                    self._ids_by_key.move_to_end(key)
+        return found
+
+    def put(self, entries: Sequence[tuple[bytes, TokenIds]]) -> None:
+        """Keep ids, which must own their memory."""
+        with self._lock:
+            for key, ids in entries:
+                if key not in self._ids_by_key:
+                    self._num_bytes += ids.nbytes + _ENTRY_BYTES
+                self._ids_by_key[key] = ids
+                self._ids_by_key.move_to_end(key)
+            while self._num_bytes > self._max_bytes:
+                _, ids = self._ids_by_key.popitem(last=False)
+                self._num_bytes -= ids.nbytes + _ENTRY_BYTES

@@ -1,0 +1,47 @@
+"""The four operations of a tool dialect, together: they must be inverse to each other.
+
+Round-trip law: what ``write_calls`` makes of an assistant's text and calls is, byte for byte, what the model emitted
+for them in the dialect's canonical form, and ``parser`` reads it back to the same text and calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.tokenizer.dialects.events import CallText, ParseEvent, ResultText, ToolSpec
+
+
+class StreamParser(Protocol):
+    """Reads one answer as it arrives. Never raises on any text; never emits half a marker."""
+
+    def push(self, text: str) -> list[ParseEvent]:
+        """More text, of any length."""
+        ...
+
+    def finish(self) -> list[ParseEvent]:
+        """The answer is over: what was held back, and what of it was left incomplete."""
+        ...
+
+
+class Dialect(Protocol):
+    """One way of writing tools, calls and results."""
+
+    name: str
+    """As in ``--dialect`` and ListModels."""
+
+    def write_tools(self, tools: Sequence[ToolSpec]) -> str:
+        """Instructions for the system message, for chat templates that know no tools."""
+        ...
+
+    def write_calls(self, text: str, calls: Sequence[CallText]) -> str:
+        """An assistant turn without its reasoning: ``text`` (whitespace included) and the calls behind it."""
+        ...
+
+    def write_results(self, results: Sequence[ResultText]) -> str:
+        """Consecutive results as the content of the turn that carries them."""
+        ...
+
+    def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
+        """A parser for one answer; ``tools`` decide argument types where the format does not mark them."""
+        ...

@@ -1,0 +1,223 @@
+"""One choice of an answer: its events, and the record of it for the next prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.tokenizer.choice import Choice
+from services.tokenizer.detokenize import decode
+from services.tokenizer.dialects.dialect import StreamParser
+from services.tokenizer.dialects.events import ToolSpec
+from services.tokenizer.dialects.plain import PlainParser
+from services.tokenizer.dialects.registry import CHATML_JSON
+from services.tokenizer.events import (
+    AnswerEvent,
+    CallDelta,
+    CallFinished,
+    CallStarted,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    TokenLogprobs,
+)
+from services.vocabulary import Vocabulary
+
+SPECIAL, END, PADDED = 256, 257, 258
+PIECES = [b"lo\n\nwor", b"ab", b"\n\n", b"END", "é".encode(), b"<tool_call>", b""]
+VOCABULARY = Vocabulary([*(bytes([i]) for i in range(256)), b"<s>", b"</s>", b"", *PIECES], frozenset({SPECIAL}))
+HIDDEN = frozenset({SPECIAL, END})
+READ = ToolSpec("read", None, '{"type": "object"}')
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "é\\n", "n": 1e5}}\n</tool_call>'
+ARGUMENTS = '{"path": "é\\n", "n": 1e5}'
+
+
+def ids_of(*parts: str | int | bytes) -> list[int]:
+    """A string byte by byte, bytes as the one piece that they are, ids as they are."""
+    ids: list[int] = []
+    for part in parts:
+        match part:
+            case int():
+                ids.append(part)
+            case bytes():
+                ids.append(259 + PIECES.index(part))
+            case str():
+                ids += part.encode()
+    return ids
+
+
+def new_choice(parser: StreamParser | None = None, *stop_texts: str) -> Choice:
+    return Choice(0, VOCABULARY, HIDDEN, stop_texts, parser)
+
+
+def calling() -> StreamParser:
+    return CHATML_JSON.parser([READ], starts_in_reasoning=False)
+
+
+def run(choice: Choice, ids: list[int], step: int = 1000) -> list[AnswerEvent]:
+    events: list[AnswerEvent] = []
+    for start in range(0, len(ids), step):
+        events += choice.push(ids[start : start + step], ())
+    return events + choice.finish()
+
+
+def said(events: list[AnswerEvent]) -> tuple[str, str]:
+    """Thinking and text."""
+    thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    return thought, "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def test_the_record_has_the_sampled_ids_without_the_end_token() -> None:
+    # Not how the text would be encoded.
+    ids = ids_of("a", b"ab", "b", "é")
+    choice = new_choice()
+    assert said(run(choice, [*ids, END, SPECIAL])) == ("", "aabbé")
+    record = choice.record()
+    assert record is not None
+    assert record.ids.tolist() == ids
+    assert record.ids.dtype == "<i4"
+    assert (record.text, record.content, record.reasoning, record.calls) == ("aabbé", "aabbé", "", ())
+
+
+def test_hidden_tokens_inside_stay_in_the_record() -> None:
+    ids = ids_of("a", SPECIAL, "b")
+    choice = new_choice()
+    assert said(run(choice, [*ids, END])) == ("", "ab")
+    record = choice.record()
+    assert record is not None
+    assert (record.ids.tolist(), record.text, record.content) == (ids, "a<s>b", "ab")
+
+
+def test_nothing_sampled_is_no_record() -> None:
+    for ids in ([], [END], [SPECIAL, END]):
+        choice = new_choice()
+        assert run(choice, ids) == []
+        assert choice.record() is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept"),
+    [
+        (ids_of("ab\n\n", END), "ab"),
+        (ids_of("ab\n\ncd"), "ab"),
+        (ids_of(b"ab", b"\n\n", "c"), "ab"),
+        (ids_of("a", SPECIAL, "b\n", SPECIAL, "\n"), "a<s>b"),
+        (ids_of("é\n\n"), "é"),
+    ],
+)
+def test_a_stop_text_between_tokens_is_cut_off(ids: list[int], kept: str) -> None:
+    choice = new_choice(None, "\n\n")
+    _, text = said(run(choice, ids, 2))
+    assert choice.stop_text == "\n\n"
+    record = choice.record()
+    assert record is not None
+    assert (record.text, record.content) == (kept, text)
+    assert record.ids.tolist() == ids[: len(record.ids)]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ids_of("hel", b"lo\n\nwor", "ld"),
+        ids_of(b"\n\n", "a"),
+        # What is no UTF-8 becomes three bytes of text: as many as it has with the stop text behind it.
+        ids_of(0xFF, "\n\n", "a"),
+        ids_of("a", 0xE2, 0x82, "\n\n"),
+    ],
+)
+def test_a_stop_text_that_is_not_between_tokens_is_no_record(ids: list[int]) -> None:
+    choice = new_choice(None, "\n\n")
+    run(choice, ids)
+    assert choice.stop_text == "\n\n"
+    assert choice.record() is None
+
+
+@given(st.lists(st.sampled_from([*b"ab\nEND\xc3\xa9\xff", *range(256, 266)]), max_size=20), st.integers(1, 5))
+def test_a_record_spells_what_the_client_got(ids: list[int], step: int) -> None:
+    choice = new_choice(None, "\n\n", "END")
+    _, text = said(run(choice, ids, step))
+    record = choice.record()
+    if record is not None:
+        assert record.content == text
+        assert record.ids.tolist() == ids[: len(record.ids)]
+        assert decode(VOCABULARY, (i for i in record.ids.tolist() if i not in HIDDEN)) == text
+        assert record.text == decode(VOCABULARY, record.ids.tolist())
+    elif choice.stop_text is None:
+        assert all(i in HIDDEN for i in ids)
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_reasoning_text_and_calls(step: int) -> None:
+    written = f"<think>\nhm <s>\n</think>\n\nLet me look.\n{CALL}\n{CALL}"
+    choice = new_choice(calling())
+    events = run(choice, ids_of(written, END), step)
+    assert said(events) == ("hm <s>", "Let me look.")
+    started = [event for event in events if isinstance(event, CallStarted)]
+    assert [(event.index, event.name, event.is_custom) for event in started] == [(0, "read", False), (1, "read", False)]
+    assert len({event.call_id for event in started}) == 2
+    for index in (0, 1):
+        deltas = [event.fragment for event in events if isinstance(event, CallDelta) and event.index == index]
+        assert "".join(deltas) == ARGUMENTS
+        assert CallFinished(0, index, ARGUMENTS, b"") in events
+    record = choice.record()
+    assert record is not None
+    assert choice.has_calls
+    assert (record.text, record.reasoning, record.content) == (written, "hm <s>", "Let me look.")
+    assert [(call.call_id, call.name, call.arguments) for call in record.calls] == [
+        (event.call_id, "read", ARGUMENTS) for event in started
+    ]
+
+
+def test_custom_calls_are_free_text() -> None:
+    choice = new_choice(CHATML_JSON.parser([ToolSpec("sh", None, "{}", is_custom=True)], starts_in_reasoning=False))
+    run(choice, ids_of('<tool_call>\n{"name": "sh", "arguments": {"input": "ls\\n\\"x\\""}}\n</tool_call>'))
+    record = choice.record()
+    assert record is not None
+    assert [(call.arguments, call.is_custom) for call in record.calls] == [('ls\n"x"', True)]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '<tool_call>\n{"name": "read", "arguments": {"path": ',
+        '<tool_call>\n{"name": "read", "arguments": {"path": ]}}\n</tool_call>',
+        "<tool_call>\nno JSON at all\n</tool_call>",
+        f'{CALL}\n<tool_call>\n{{"name": "read", "argum',
+    ],
+)
+def test_a_malformed_call_is_a_warning_and_no_record(written: str) -> None:
+    choice = new_choice(calling())
+    run(choice, ids_of("Well.", written, END))
+    assert len(choice.warnings) == 1
+    assert choice.warnings[0].startswith("a tool call could not be read: ")
+    assert choice.record() is None
+    assert choice.has_calls == written.startswith(CALL)
+
+
+def test_neighbouring_deltas_are_one() -> None:
+    choice = new_choice(calling())
+    events = choice.push(ids_of(f"Let me\n look.\n{CALL}\n{CALL}"), ())
+    kinds = [CallStarted, CallDelta, CallFinished]
+    assert [type(event) for event in events] == [TextDelta, *kinds, *kinds]
+    thinking = new_choice(PlainParser(starts_in_reasoning=True))
+    events = thinking.push(ids_of("one <b> two\n</think>\n\nthree"), ())
+    assert events == [ReasoningDelta(0, "one <b> two"), TextDelta(0, "three", ())]
+
+
+def test_log_probabilities_come_with_the_text() -> None:
+    logprobs = [TokenLogprobs(TokenLogprob(token_id, -1.0), ()) for token_id in b"ab"]
+    assert new_choice().push(ids_of("ab"), logprobs) == [TextDelta(0, "ab", tuple(logprobs))]
+    # Those of calls too, in a delta without text.
+    ids = ids_of(CALL)
+    logprobs = [TokenLogprobs(TokenLogprob(token_id, -1.0), ()) for token_id in ids]
+    choice = new_choice(calling())
+    events = [*choice.push(ids, logprobs), *choice.finish()]
+    assert sum(len(event.logprobs) for event in events if isinstance(event, TextDelta)) == len(ids)
+    assert said(events) == ("", "")
+
+
+def test_markup_is_text_where_there_is_no_parser() -> None:
+    choice = new_choice()
+    assert said(run(choice, ids_of(CALL))) == ("", CALL)
+    assert not choice.has_calls
