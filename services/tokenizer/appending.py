@@ -81,7 +81,10 @@ class AppendingWriter:
         self._writer = writer
         self._limits = limits
         self._memory: AnchorCache[_Written] = AnchorCache(limits.entries, limits.max_chars)
-        self.why_not = why_not(writer.template.source) if limits.enabled else "it is off"
+        source = writer.template.source
+        self.why_not = "it is off"
+        if limits.enabled:
+            self.why_not = "the model has an encoder, not a template" if source is None else why_not(source)
         """Why prompts are rendered whole."""
         _log.info("incremental rendering: %s", "on" if self.why_not is None else f"off, because {self.why_not}")
 

@@ -22,6 +22,7 @@ from services.tokenizer.conversation import Conversation, Message, Role
 from services.tokenizer.dialects.call_text import function_json
 from services.tokenizer.dialects.dialect import Dialect
 from services.tokenizer.dialects.events import CallText, ResultText, ToolSpec
+from services.tokenizer.encoder_template import DeepseekTemplate
 from services.tokenizer.errors import TemplateError
 from services.tokenizer.marked import Marked, MarkedRange, holds_marks, unmark
 from services.tokenizer.render import ChatTemplate
@@ -75,7 +76,7 @@ class TemplateInput:
 class PromptWriter:
     """One model's way from a conversation to text. Safe to use from several threads."""
 
-    def __init__(self, template: ChatTemplate, dialect: Dialect, end_text: str | None) -> None:
+    def __init__(self, template: ChatTemplate | DeepseekTemplate, dialect: Dialect, end_text: str | None) -> None:
         """``end_text`` spells the token that ends an assistant's turn; None: turns are not found."""
         self.template = template
         self._dialect = dialect
@@ -199,6 +200,9 @@ class PromptWriter:
             written["name"] = message.name
         if message.call_id is not None:
             written["tool_call_id"] = message.call_id
+        if message.calls:
+            # Only encoders look at it: no chat template knows the name.
+            written["call_ids"] = [call.call_id for call in message.calls]
         return written
 
     def turns(self, conversation: Conversation, text: str, prompt: str, places: Sequence[Place]) -> tuple[Turn, ...]:

@@ -10,13 +10,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from services.identity import tokenizer_fingerprint
+from services.tokenizer.dialects import deepseek_encode
+from services.tokenizer.dialects.deepseek_dsml import DsmlDialect
 from services.tokenizer.dialects.dialect import Dialect
 from services.tokenizer.dialects.registry import dialect_for
+from services.tokenizer.encoder_template import DeepseekTemplate
 from services.tokenizer.errors import InvalidRequestError, ModelFileError, UnknownModelError
 from services.tokenizer.generate import GenerationRequest
 from services.tokenizer.layout import PromptWriter
 from services.tokenizer.model_files import read_json_object
-from services.tokenizer.render import load_template
+from services.tokenizer.render import ChatTemplate, load_template
 from services.tokenizer.sampling import Sampling
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
@@ -75,10 +78,13 @@ def load_model(model_dir: Path, name: str | None, aliases: tuple[str, ...], dial
     config_path = model_dir / "config.json"
     config = read_json_object(config_path) if config_path.exists() else {}
     context_tokens, model_type = config.get("max_position_embeddings"), config.get("model_type")
-    template = load_template(model_dir)
+    template: ChatTemplate | DeepseekTemplate | None = load_template(model_dir)
     source = "" if template is None else template.source
     spoken = dialect_for(model_type if isinstance(model_type, str) else "", source, dialect)
-    end_text = _end_text(model_dir, vocabulary, source)
+    if template is None and isinstance(spoken, DsmlDialect):
+        template, source, end_text = DeepseekTemplate(spoken), "<think>", deepseek_encode.END
+    else:
+        end_text = _end_text(model_dir, vocabulary, source)
     return ServedModel(
         name=name or model_dir.resolve().name,
         aliases=aliases,

@@ -205,7 +205,7 @@ def _in_call_order(blocks: Sequence[_Block]) -> list[_Block]:
     order: Mapping[str, int] = {}
     sorted_blocks: list[_Block] = []
     for block in blocks:
-        if isinstance(block, AssistantTurn) and block.calls:
+        if isinstance(block, AssistantTurn) and block.call_ids:
             order = {call_id: index for index, call_id in enumerate(block.call_ids)}
         if isinstance(block, _Inputs):
             results = [part for part in block.parts if isinstance(part, ResultTurn)]
