@@ -7,12 +7,12 @@ from typing import Final
 
 SERVICES: Final = ("kvstore", "engine", "tokenizer", "gateway")
 
-_MODULES_BY_EXTRA: Final = {
+MODULES_BY_EXTRA: Final = {
     "kvstore": ("rocksdict", "crc32c"),
-    "engine": ("torch", "transformers", "numpy", "crc32c"),
+    "engine": ("torch", "transformers", "safetensors", "huggingface_hub", "numpy", "crc32c"),
     "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography"),
     "gateway": ("fastapi", "uvicorn", "orjson"),
-    "models": ("numpy", "safetensors", "tokenizers", "huggingface_hub"),
+    "models": ("numpy", "huggingface_hub"),
 }
 
 
@@ -33,4 +33,4 @@ def require(*extras: str) -> None:
 
 def _missing(extra: str) -> list[str]:
     # An image holds only its own service's folder, so the folder itself is looked for too.
-    return [name for name in (f"services.{extra}", *_MODULES_BY_EXTRA[extra]) if find_spec(name) is None]
+    return [name for name in (f"services.{extra}", *MODULES_BY_EXTRA[extra]) if find_spec(name) is None]

@@ -52,7 +52,7 @@ def test_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (["gateway"], "uvicorn", 'run: pip install "fencepost[gateway]"'),
         (["engine"], "torch", 'run: pip install "fencepost[engine]"'),
         (["up"], "numpy", 'run: pip install "fencepost[engine,tokenizer,models]"'),
-        (["model", "pull"], "safetensors", 'run: pip install "fencepost[models]"'),
+        (["model", "pull"], "huggingface_hub", 'run: pip install "fencepost[models]"'),
     ],
 )
 def test_missing_extra_is_named(
