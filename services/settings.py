@@ -30,13 +30,22 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
+    alias: str | None = None,
 ) -> Any:
     """A field of a settings dataclass; without ``default`` it is required.
 
     ``parse`` turns the text into the value and raises ValueError with what it expected; by default the annotation
-    decides (str, int, float, bool, Path, and each of them ``| None``).
+    decides (str, int, float, bool, Path, and each of them ``| None``). ``alias`` is a variable that other software
+    knows the setting by; flag and variable of our own go before it.
     """
-    metadata = {"help": help, "parse": parse, "minimum": minimum, "maximum": maximum, "choices": choices}
+    metadata = {
+        "help": help,
+        "parse": parse,
+        "minimum": minimum,
+        "maximum": maximum,
+        "choices": choices,
+        "alias": alias,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -78,11 +87,13 @@ def load(cls: type[_Settings], service: str, argv: Sequence[str], environ: Mappi
 
     values: dict[str, Any] = {}
     for name, field in fields.items():
-        flag, variable = _flag(name), prefix + name.upper()
+        flag, variable, alias = _flag(name), prefix + name.upper(), field.metadata["alias"]
         if given[name] is not None:
             values[name] = _parse(flag, given[name], field, hints[name])
         elif variable in environ:
             values[name] = _parse(variable, environ[variable], field, hints[name])
+        elif alias is not None and alias in environ:
+            values[name] = _parse(alias, environ[alias], field, hints[name])
         elif field.default is dataclasses.MISSING:
             raise SettingsError(f"{flag} (or {variable}) is required: {field.metadata['help']}")
     return cls(**values)

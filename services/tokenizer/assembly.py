@@ -15,11 +15,12 @@ from services.tokenizer.answering import Answering
 from services.tokenizer.appending import AppendLimits
 from services.tokenizer.capsule_keys import load_ring
 from services.tokenizer.capsules import Capsules
-from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.config import LITERAL, TokenizerSettings
 from services.tokenizer.engines import Engine, Engines
+from services.tokenizer.errors import ModelFileError
 from services.tokenizer.footprints import Footprints
 from services.tokenizer.history import History
-from services.tokenizer.models import load_model
+from services.tokenizer.models import ServedModel, load_model
 from services.tokenizer.pool import EncodePool
 from services.tokenizer.prompts import PromptBuilder
 from services.tokenizer.rope import RopeEncoder, RopeLimits
@@ -39,8 +40,11 @@ async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGene
             if config.records:
                 store = await stack.enter_async_context(record_store.connect(config.records, config.record_ttl_s))
             history = History(Transcripts(config.record_memory_bytes), store, capsules, model.vocabulary)
+        rope = RopeEncoder(model.tokenizer, _limits(config))
+        if config.content_policy == LITERAL:
+            _check_literal(rope, model)
         builder = PromptBuilder(
-            RopeEncoder(model.tokenizer, _limits(config)),
+            rope,
             model.writer,
             model.dialect,
             history,
@@ -72,6 +76,16 @@ def _append_limits(config: TokenizerSettings) -> AppendLimits:
         min_chars=config.prefix_token_cache_min_chars,
         verify_rate=config.prefix_token_cache_verify_rate,
     )
+
+
+def _check_literal(rope: RopeEncoder, model: ServedModel) -> None:
+    """Raise ModelFileError where text that a client sends could become a control token in spite of the policy."""
+    control = [text for text in rope.unspeakable() if model.spellings is not None and model.spellings.fullmatch(text)]
+    if control:
+        raise ModelFileError(
+            f"{model.name}: the text {control[0]!r} encodes to the control token that it spells, so content cannot be "
+            "kept literal; choose --content-policy parse or reject"
+        )
 
 
 def _limits(config: TokenizerSettings) -> RopeLimits:

@@ -1,22 +1,22 @@
 """Decides at load whether a tokenizer may be cut: what its parts are is compared with what was proven, then probed.
 
-Proof. A pre-tokenizer on the list splits by alternatives none of which matches an ASCII letter or digit with a space or
-newline directly behind it, looks behind, or looks ahead other than from white space; at white space one always matches.
-So no word reaches over a cut, words before it are the same when the text ends there, and words behind it start there.
-NFC has a boundary before every space and newline, and leaves ASCII letters and digits before one alone. BPE works word
-by word. Added tokens are taken out before any of this, so nothing reaches over their ends either.
+Proof. A pre-tokenizer on the list splits by alternatives none of which matches an ASCII letter or digit with a space,
+tab, newline or ASCII sign but the apostrophe directly behind it, looks behind, or looks ahead other than from white
+space; at white space and at a sign one always matches. So no word reaches over a cut, words before it are the same when
+the text ends there, and words behind it start there. NFC has a boundary before every ASCII character and leaves ASCII
+letters and digits before one alone. BPE works word by word. Added tokens are taken out before any of this, so nothing
+reaches over their ends either.
 """
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from services.tokenizer.added_tokens import AddedTokens
-from services.tokenizer.chunks import cut
+from services.tokenizer.cuts import cut, split_words
 from services.tokenizer.prompt_text import PromptText
 from services.tokenizer.stretches import split
 
@@ -24,6 +24,13 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
+_ANY_SPACE = r"\s+"
+_ANY_SIGN = (
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+    r" ?[\p{P}\p{S}]+[\r\n]*",
+)
 _SAFE_ALTERNATIVES = frozenset(
     {
         _CONTRACTIONS,
@@ -42,18 +49,13 @@ _SAFE_ALTERNATIVES = frozenset(
         r"\p{N}",
         r"\p{N}{1,3}",
         r"\p{N}+",
-        # signs
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
+        *_ANY_SIGN,
         # white space
         r"\s*[\r\n]+",
         r"\s+(?!\S)",
         r"\s+",
     }
 )
-_ANY_SPACE = r"\s+"
 
 _NUM_PROBES = 96
 _FRAGMENTS = (
@@ -138,10 +140,10 @@ def _against_pre_tokenizer(tokenizer: Tokenizer) -> str | None:
                 unknown = [alternative for alternative in alternatives if alternative not in _SAFE_ALTERNATIVES]
                 if unknown:
                     return f"the pre-tokenizer's pattern {unknown[0]!r} is not on the list"
-                separates |= _ANY_SPACE in alternatives
+                separates |= _ANY_SPACE in alternatives and not set(_ANY_SIGN).isdisjoint(alternatives)
             case _:
                 return f"the pre-tokenizer {part['type']} is not on the list as it is configured"
-    return None if separates else "the pre-tokenizer does not separate words at white space"
+    return None if separates else "the pre-tokenizer does not separate words at white space and signs"
 
 
 def _against_added_tokens(tokenizer: Tokenizer, added: AddedTokens) -> str | None:
@@ -160,8 +162,9 @@ def _against_probes(tokenizer: Tokenizer, plain: Tokenizer, added: AddedTokens) 
     texts = ["".join(_fragments(source, added.contents)) for _ in range(_NUM_PROBES)]
     wholes = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     for text, whole in zip(texts, wholes, strict=True):
-        if not np.array_equal(_encode_in_pieces(text, plain, added), whole.ids):
-            return f"cutting changes the ids of {text[:40]!r}…"
+        for split_text in (_smallest_chunks, split_words):
+            if _encode_in_pieces(text, plain, added, split_text) != whole.ids:
+                return f"cutting changes the ids of {text[:40]!r}…"
     return None
 
 
@@ -172,17 +175,22 @@ def _fragments(source: random.Random, spellings: Sequence[str]) -> list[str]:
     return fragments
 
 
-def _encode_in_pieces(text: str, plain: Tokenizer, added: AddedTokens) -> list[int]:
-    """Cut at every place where a cut is allowed."""
+def _encode_in_pieces(
+    text: str, plain: Tokenizer, added: AddedTokens, split_text: Callable[[str], list[str]]
+) -> list[int]:
     ids: list[int] = []
     for stretch in split(PromptText(text), added, 0):
         if stretch.ids is not None:
             ids += stretch.ids.tolist()
             continue
-        pieces = [text[start:end] for start, end in cut(text, stretch.start, stretch.end, 0)]
+        pieces = split_text(text[stretch.start : stretch.end])
         for encoding in plain.encode_batch_fast(pieces, add_special_tokens=False):
             ids += encoding.ids
     return ids
+
+
+def _smallest_chunks(text: str) -> list[str]:
+    return [text[start:end] for start, end in cut(text, 0, len(text), 0)]
 
 
 def _normalizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -9,17 +9,20 @@ from typing import TypeAlias
 import numpy as np
 
 from services.tokenizer.anchors import AnchorCache, common_prefix
-from services.tokenizer.ascii_twin import ascii_twin
 from services.tokenizer.cache_metrics import Occupancy
-from services.tokenizer.chunks import ChunkCache, cut
+from services.tokenizer.chunks import ChunkCache
+from services.tokenizer.cuts import cut
 from services.tokenizer.encoded import Encoded
 from services.tokenizer.prompt_text import PromptText, TokenIds, shared_markup
 from services.tokenizer.stretches import split
-from services.tokenizer.whole import WholeEncoder, encode_text
+from services.tokenizer.whole import WholeEncoder
+from services.tokenizer.words import WordCache
 
 _Piece: TypeAlias = tuple[int, TokenIds]
 """First character, and ids."""
 
+_WORDS_SHARE = 4
+"""The part of the memory for chunks that words get: one in so many bytes."""
 _NO_IDS = np.empty(0, np.int32)
 
 
@@ -28,9 +31,9 @@ class ChunkedEncoder:
 
     def __init__(self, whole: WholeEncoder, chunk_chars: int, chunk_bytes: int, entries: int, max_chars: int) -> None:
         self._whole = whole
-        self._ascii = ascii_twin(whole.plain)
         self._chunk_chars = chunk_chars
-        self._chunks = ChunkCache(chunk_bytes)
+        self._chunks = ChunkCache(chunk_bytes - chunk_bytes // _WORDS_SHARE)
+        self._words = WordCache(whole.plain, chunk_bytes // _WORDS_SHARE)
         self._anchors: AnchorCache[Encoded] = AnchorCache(entries, max_chars)
         self._nothing = whole.encode(PromptText(""))
 
@@ -102,10 +105,7 @@ class ChunkedEncoder:
         missing = [index for index, ids in enumerate(found) if ids is None]
         if not missing:
             return [ids for ids in found if ids is not None], 0
-        made = [self._encode_chunk(texts[index]) for index in missing]
+        made = [self._words.encode(texts[index]) for index in missing]
         self._chunks.put([(keys[index], ids) for index, ids in zip(missing, made, strict=True)])
         left = iter(made)
         return [next(left) if ids is None else ids for ids in found], sum(map(len, made))
-
-    def _encode_chunk(self, text: str) -> TokenIds:
-        return encode_text(self._ascii if text.isascii() else self._whole.plain, text)

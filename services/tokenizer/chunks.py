@@ -1,52 +1,15 @@
-"""Ids of pieces of plain text, found again by content.
+"""Ids of chunks of plain text, found again by content."""
 
-A piece is cut where a cut is provably harmless: between an ASCII letter or digit and a space or newline behind it. No
-allow-listed pre-tokenizer keeps these two in one word, and no normal form joins a space to what stands before it.
-"""
-
-import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from services.tokenizer.prompt_text import TokenIds
 
-_CUT = re.compile(r"[A-Za-z0-9](?=[ \n])")
 _ENTRY_BYTES = 300
 """What an entry costs beside its ids: key, array object, links."""
-
-
-def cut(text: str, start: int, end: int, chunk_chars: int) -> Iterator[tuple[int, int]]:
-    """Ranges that cover ``text[start:end]``, each of ``chunk_chars`` and a little more where the text allows it.
-
-    Where they end depends only on the text behind ``start``, so a text that grows keeps all but its last one. They end
-    with lines where they can: these are far apart, so that behind a small edit the same ones are soon chosen again.
-    """
-    while end - start > 2 * chunk_chars:
-        earliest = start + chunk_chars
-        place = _line_end(text, earliest, earliest + chunk_chars)
-        if place is None:
-            found = _CUT.search(text, earliest, end)
-            if found is None:
-                break
-            place = found.end()
-        yield start, place
-        start = place
-    if start < end:
-        yield start, end
-
-
-def _line_end(text: str, start: int, end: int) -> int | None:
-    """The first newline in ``text[start + 1 : end]`` behind an ASCII letter or digit."""
-    newline = text.find("\n", start + 1, end)
-    while newline >= 0:
-        before = text[newline - 1]
-        if before.isascii() and before.isalnum():
-            return newline
-        newline = text.find("\n", newline + 1, end)
-    return None
 
 
 class ChunkCache:

@@ -44,12 +44,23 @@ class TokenizerSettings(ServerSettings):
     encode_threads: int = setting(2, help="threads that render and encode", minimum=1)
     encode_queue: int = setting(64, help="prompts that may wait for a thread; more are refused", minimum=1)
     prefix_token_cache: bool = setting(True, help="encode only what a prompt adds to those before it")
-    prefix_token_cache_entries: int = setting(512, help="conversations whose latest prompt is remembered", minimum=1)
+    prefix_token_cache_entries: int = setting(
+        512,
+        help="conversations whose latest prompt is remembered",
+        minimum=1,
+        alias="TLLM_PREFIX_TOKEN_CACHE_ENTRIES",
+    )
     prefix_token_cache_max_chars: int = setting(
-        67_108_864, help="characters of remembered prompts; with their ids, about twice as many bytes", minimum=1
+        67_108_864,
+        help="characters of remembered prompts; with their ids, about twice as many bytes",
+        minimum=1,
+        alias="TLLM_PREFIX_TOKEN_CACHE_MAX_CHARS",
     )
     prefix_token_cache_min_chars: int = setting(
-        4096, help="shorter prompts are encoded whole and never remembered", minimum=1
+        4096,
+        help="shorter prompts are encoded whole and never remembered",
+        minimum=1,
+        alias="TLLM_PREFIX_TOKEN_CACHE_MIN_CHARS",
     )
     prefix_token_cache_bytes: int = setting(
         256 * 2**20, help="memory for ids that are found by the content of the text", parse=byte_size, minimum=0

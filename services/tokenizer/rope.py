@@ -65,6 +65,11 @@ class RopeEncoder:
         """Whether texts may be cut for this tokenizer."""
         return self.why_not is None
 
+    def unspeakable(self) -> tuple[str, ...]:
+        """Spellings of added tokens that encode to that token even as plain text: the model's own merges reach it."""
+        added, plain = self._whole.added, self._whole.plain
+        return tuple(text for text in added.contents if added.id_of(text) in plain.encode(text).ids)
+
     @property
     def mode(self) -> str:
         """How prompts are encoded, in words for a log."""

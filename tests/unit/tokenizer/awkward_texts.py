@@ -13,7 +13,23 @@ FRAGMENTS = (
     *("def read(self):\n    return x", "the quick brown fox jumps", "it's we'll THEY'RE", "1234567", "٣٤½Ⅷ"),
     *(" ", "  ", "\n", "\r\n", "\r\n\r\n", "\t\t\t", "\n\n\n", " \n \n", "        ", "\u00a0\u2003", "\u3000"),
     *("漢字かな", "日本語 ", "한국어ᄒ", "ᅡ", "😀👩\u200d👧", "\U0001d4d7", "हिन्दी", "ไทย", "\x00", "\ufeff"),
-    *("a\u0301\u0301", "\u0301\u0323", "\u0323" * 7, "\u0338", "e\u0323\u0301 end", "==== ", "||>>", "word", "Word7"),
+    *(
+        "a\u0301\u0301",
+        "\u0301\u0323",
+        "\u0323" * 7,
+        "\u0338",
+        "e\u0323\u0301 end",
+        "==== ",
+        "||>>",
+        "word",
+        "Word7",
+        "don't",
+        "x-y",
+        "a\x1eb",
+        "f(a,b)[0]",
+        "7\t=",
+        "é's",
+    ),
     *(*SPECIALS, *MARKERS, "<|im_", "end|>", "end|>!", "<tool_", "call>", "｜DS", "ML｜"),
 )
 
@@ -26,10 +42,14 @@ fragments = st.builds(_slice, st.sampled_from(FRAGMENTS), st.sampled_from([0, 0,
 texts = st.lists(fragments | st.text(max_size=6), min_size=1, max_size=25).map("".join)
 
 
+def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """The same without added tokens."""
+    return Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"added_tokens": []}))
+
+
 def plain_ids(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     """How ``tokenizer`` encodes a text in which nothing is an added token."""
-    data = json.loads(tokenizer.to_str())
-    twin = Tokenizer.from_str(json.dumps(data | {"added_tokens": []}))
+    twin = plain_tokenizer(tokenizer)
     return lambda text: twin.encode(text, add_special_tokens=False).ids
 
 

@@ -64,6 +64,7 @@ REFUSED: list[tuple[Change, str]] = [
     (set_first_split(behavior="MergedWithPrevious"), "not on the list"),
     (set_first_split(invert=True), "not on the list"),
     (set_first_split(pattern={"Regex": r"\p{N}{1,3}"}), "does not separate words"),
+    (set_first_split(pattern={"Regex": r"\p{N}{1,3}|\s+"}), "does not separate words"),
     (set_byte_level(add_prefix_space=True), "not on the list"),
     (set_part("pre_tokenizer", BYTE_LEVEL), "does not separate words"),
     (set_part("pre_tokenizer", {"type": "Whitespace"}), "not on the list"),
@@ -94,7 +95,7 @@ def test_added_tokens_in_normalized_text_are_refused() -> None:
 def test_probes_find_what_the_list_would_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = r"\p{L}+ ?\p{L}*"
     monkeypatch.setattr(certify, "_SAFE_ALTERNATIVES", certify._SAFE_ALTERNATIVES | {bad})
-    rope = changed("llama3", set_first_split(pattern={"Regex": rf"{bad}|\s+"}))
+    rope = changed("llama3", set_first_split(pattern={"Regex": rf"{bad}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s+"}))
     assert (rope.why_not or "").startswith("cutting changes the ids")
 
 

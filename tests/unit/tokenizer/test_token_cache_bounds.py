@@ -1,15 +1,20 @@
 """What the caches below the rope hold, forget and find."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.tokenizer.anchors import AnchorCache, common_prefix
-from services.tokenizer.chunks import ChunkCache, cut
+from services.tokenizer.chunks import ChunkCache
+from services.tokenizer.cuts import cut, split_words
 from services.tokenizer.prompt_text import ExactSpan, PromptText, shared_markup
+from services.tokenizer.words import WordCache
+from tests.unit.tokenizer.awkward_texts import plain_tokenizer, texts
+from tests.unit.tokenizer.trained_tokenizers import FAMILIES, trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,45 @@ def test_cuts_lie_between_ascii_letters_or_digits_and_white_space(text: str, chu
     for _, end in ranges[:-1]:
         assert text[end - 1] in "aB3"
         assert text[end] in " \n"
+
+
+@given(st.text(alphabet="aB3 \n\r\t'\"(-\u0301é\x1e", max_size=60))
+def test_words_end_between_ascii_letters_or_digits_and_signs(text: str) -> None:
+    words = split_words(text)
+    assert "".join(words) == text
+    for word, following in pairwise(words):
+        assert word[-1] in "aB3"
+        assert following[0] in ' \n\t"(-'
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("max_bytes", [0, 20 * 256, 2**20])
+def test_words_give_the_ids_of_the_text(family: str, max_bytes: int) -> None:
+    plain = plain_tokenizer(trained(family))
+    cache = WordCache(plain, max_bytes)
+
+    @settings(max_examples=25, deadline=None)
+    @given(texts)
+    def check(text: str) -> None:
+        for _ in range(2):
+            assert cache.encode(text).tolist() == plain.encode(text, add_special_tokens=False).ids
+            assert cache.num_words <= max_bytes // 256
+
+    check()
+
+
+def test_text_with_the_separator_is_encoded_as_it_is() -> None:
+    plain = plain_tokenizer(trained("llama3"))
+    cache = WordCache(plain, 2**20)
+    text = "the quick\x1ebrown fox\x1e\x1e"
+    assert cache.encode(text).tolist() == plain.encode(text, add_special_tokens=False).ids
+    assert cache.num_words == 0
+
+
+def test_long_words_are_not_kept() -> None:
+    cache = WordCache(plain_tokenizer(trained("llama3")), 2**20)
+    cache.encode("x" * 65 + " y")
+    assert cache.num_words == 1
 
 
 def test_text_that_grows_keeps_its_chunks() -> None:
