@@ -23,13 +23,13 @@ from tokenizers import Tokenizer
 from bench.corpus.edits import changed, grown
 from bench.corpus.session import NUM_TURNS, first_prompt, session
 from bench.data import NAMES, tokenizer_path
-from services.tokenizer.cache_metrics import CacheStatistics
-from services.tokenizer.encoded import EncodePath
-from services.tokenizer.prompt_text import ExactSpan, PromptText, TokenIds
-from services.tokenizer.rope import RopeEncoder, RopeLimits
-from services.tokenizer.seam import SeamSplice
-from services.tokenizer.spliced import SplicedEncoder
-from services.tokenizer.whole import WholeEncoder, encode_text
+from services.tokenizer.rope.encoded import EncodePath
+from services.tokenizer.rope.encoder import RopeEncoder, RopeLimits
+from services.tokenizer.rope.prompt_text import ExactSpan, PromptText, TokenIds
+from services.tokenizer.rope.seam import SeamSplice
+from services.tokenizer.rope.spliced import SplicedEncoder
+from services.tokenizer.rope.statistics import CacheStatistics
+from services.tokenizer.rope.whole import WholeEncoder, encode_text
 
 Encode = Callable[[str, str], TokenIds]
 """Ids of a prompt of a conversation."""

@@ -14,17 +14,17 @@ from services.tokenizer.conversation import Conversation
 from services.tokenizer.engines import Engines, Metadata
 from services.tokenizer.errors import UnknownResponseError
 from services.tokenizer.events import Admitted, AnswerEvent, Cached, Finished
-from services.tokenizer.explain import Explanation, blame, explain, name_of
-from services.tokenizer.footprints import Footprint, Footprints, common_prefix
 from services.tokenizer.generate import GenerationRequest, answer
-from services.tokenizer.history import History
+from services.tokenizer.history.history import History
+from services.tokenizer.history.record import Record
 from services.tokenizer.models import ServedModel
 from services.tokenizer.pool import EncodePool
-from services.tokenizer.prompt_text import TokenIds
-from services.tokenizer.prompts import Prompt, PromptBuilder
+from services.tokenizer.prompt.builder import Prompt, PromptBuilder
+from services.tokenizer.prompt.explain import Explanation, blame, explain, name_of
+from services.tokenizer.prompt.footprints import Footprint, Footprints, common_prefix
+from services.tokenizer.prompt.segments import Segment, find_segments
+from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Routing
-from services.tokenizer.segments import Segment, find_segments
-from services.tokenizer.transcript import Record
 
 _log = logging.getLogger(__name__)
 

@@ -10,22 +10,22 @@ import grpc.aio
 from fencepost.tokenizer.v1 import tokenizer_pb2_grpc
 
 from services import replicas
-from services.tokenizer import record_store
 from services.tokenizer.answering import Answering
-from services.tokenizer.appending import AppendLimits
-from services.tokenizer.capsule_keys import load_ring
-from services.tokenizer.capsules import Capsules
 from services.tokenizer.config import LITERAL, TokenizerSettings
 from services.tokenizer.engines import Engine, Engines
 from services.tokenizer.errors import ModelFileError
-from services.tokenizer.footprints import Footprints
-from services.tokenizer.history import History
+from services.tokenizer.history import record_store
+from services.tokenizer.history.capsule_keys import load_ring
+from services.tokenizer.history.capsules import Capsules
+from services.tokenizer.history.history import History
+from services.tokenizer.history.memory import Transcripts
 from services.tokenizer.models import ServedModel, load_model
 from services.tokenizer.pool import EncodePool
-from services.tokenizer.prompts import PromptBuilder
-from services.tokenizer.rope import RopeEncoder, RopeLimits
+from services.tokenizer.prompt.appending import AppendLimits
+from services.tokenizer.prompt.builder import PromptBuilder
+from services.tokenizer.prompt.footprints import Footprints
+from services.tokenizer.rope.encoder import RopeEncoder, RopeLimits
 from services.tokenizer.servicer import TokenizerServicer
-from services.tokenizer.transcript_memory import Transcripts
 
 
 @asynccontextmanager

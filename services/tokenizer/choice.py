@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.tokenizer.call_ids import mint_call_id
 from services.tokenizer.conversation import Call
 from services.tokenizer.detokenize import TextStream, decode
 from services.tokenizer.dialects import events as parsed
@@ -23,7 +22,8 @@ from services.tokenizer.events import (
     TextDelta,
     TokenLogprobs,
 )
-from services.tokenizer.transcript import Record
+from services.tokenizer.history.call_ids import mint_call_id
+from services.tokenizer.history.record import Record
 from services.vocabulary import Vocabulary
 
 

@@ -18,7 +18,7 @@ from services.tokenizer.events import (
     Usage,
 )
 from services.tokenizer.generate import GenerationRequest
-from services.tokenizer.prompt_text import TokenIds
+from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Priority
 from services.tokenizer.sampling import Sampling
 

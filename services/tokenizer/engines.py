@@ -14,7 +14,7 @@ from services.tokenizer.engine_messages import read_event, write_generate, write
 from services.tokenizer.errors import ContextLengthError, EngineLostError, NoEngineError
 from services.tokenizer.events import EngineEvent
 from services.tokenizer.generate import GenerationRequest
-from services.tokenizer.prompt_text import TokenIds
+from services.tokenizer.rope.prompt_text import TokenIds
 
 GET_MODEL_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1.0

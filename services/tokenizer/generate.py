@@ -17,9 +17,9 @@ from services.tokenizer.events import (
     Progress,
     Sampled,
 )
+from services.tokenizer.history.record import Record
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
-from services.tokenizer.transcript import Record
 from services.vocabulary import Vocabulary
 
 NewParser = Callable[[], StreamParser | None]

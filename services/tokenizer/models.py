@@ -14,12 +14,12 @@ from services.tokenizer.dialects import deepseek_encode
 from services.tokenizer.dialects.deepseek_dsml import DsmlDialect
 from services.tokenizer.dialects.dialect import Dialect
 from services.tokenizer.dialects.registry import dialect_for
-from services.tokenizer.encoder_template import DeepseekTemplate
 from services.tokenizer.errors import InvalidRequestError, ModelFileError, UnknownModelError
 from services.tokenizer.generate import GenerationRequest
-from services.tokenizer.layout import PromptWriter
 from services.tokenizer.model_files import read_json_object
-from services.tokenizer.render import ChatTemplate, load_template
+from services.tokenizer.prompt.encoder_template import DeepseekTemplate
+from services.tokenizer.prompt.layout import PromptWriter
+from services.tokenizer.prompt.template import ChatTemplate, load_template
 from services.tokenizer.sampling import Sampling
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 

@@ -12,7 +12,7 @@ from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.dialects.json_text import split_object
 from services.tokenizer.errors import InvalidRequestError, UnsupportedError
 from services.tokenizer.generate import GenerationRequest
-from services.tokenizer.prompt_text import TokenIds
+from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Priority, Routing, derive_conversation_key
 from services.tokenizer.sampling import Sampling
 

@@ -20,9 +20,9 @@ from services.tokenizer.events import (
     TokenLogprobs,
     Usage,
 )
-from services.tokenizer.explain import Explanation
 from services.tokenizer.models import ServedModel
-from services.tokenizer.segments import Segment, SegmentKind
+from services.tokenizer.prompt.explain import Explanation
+from services.tokenizer.prompt.segments import Segment, SegmentKind
 from services.vocabulary import Vocabulary
 
 _TIERS = {

@@ -11,10 +11,10 @@ from services import identity, rpc
 from services.tokenizer.answering import Answering
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.detokenize import decode
-from services.tokenizer.encoded import EncodePath
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.models import ServedModel
 from services.tokenizer.pool import EncodePool
+from services.tokenizer.prompt.segments import count_tokens
 from services.tokenizer.requests import (
     read_conversation,
     read_generation,
@@ -23,8 +23,8 @@ from services.tokenizer.requests import (
     read_token_ids,
 )
 from services.tokenizer.responses import write_counts, write_event, write_explanation, write_model, write_segments
+from services.tokenizer.rope.encoded import EncodePath
 from services.tokenizer.routing import Routing
-from services.tokenizer.segments import count_tokens
 
 _PATHS = {
     EncodePath.FULL: tokenizer_pb2.ENCODE_PATH_FULL,

@@ -19,7 +19,7 @@ from services.gateway.upstream import Tokenizer, Tokenizers
 from services.tokenizer.engines import Engine, Engines
 from services.tokenizer.events import EngineEvent
 from services.tokenizer.generate import GenerationRequest
-from services.tokenizer.prompt_text import TokenIds
+from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
 from tests.unit.named_hosts import NamedHosts, until

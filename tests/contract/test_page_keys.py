@@ -90,7 +90,7 @@ def test_shared_code_follows_the_definition(
     assert shared(scope, fingerprint, ids, extras) == straightforward(scope, fingerprint, ids, extras)
 
 
-HASHES_OF_THEIR_OWN = {"services.tokenizer.chunks", "services.tokenizer.transcript"}
+HASHES_OF_THEIR_OWN = {"services.tokenizer.rope.chunks", "services.tokenizer.history.record"}
 """Keyed for a cache in memory and for a chain of turns: no other service computes these."""
 SHARED_NAMES = {"page_key_secret", "page_keys", "state_namespace", "tokenizer_fingerprint", "weights_fingerprint"}
 

@@ -18,11 +18,11 @@ from prometheus_client import REGISTRY
 from services import rpc
 from services.kvstore.config import Config
 from services.kvstore.server import build
-from services.tokenizer import record_store
-from services.tokenizer.record_format import MAX_RECORD_BYTES, encode_record
-from services.tokenizer.record_store import Patience, RecordStore, connect
-from services.tokenizer.transcript import record_id
-from services.tokenizer.transcript_memory import MAX_SIBLINGS
+from services.tokenizer.history import record_store
+from services.tokenizer.history.memory import MAX_SIBLINGS
+from services.tokenizer.history.record import record_id
+from services.tokenizer.history.record_format import MAX_RECORD_BYTES, encode_record
+from services.tokenizer.history.record_store import Patience, RecordStore, connect
 from tests.unit.tokenizer.transcript_records import call, place, record
 
 HURRIED = Patience(first_delay_s=0.01, longest_delay_s=0.05, pause_s=0.05, absent_s=0.05, close_s=0.05)
@@ -185,7 +185,7 @@ async def test_without_a_kvstore_nothing_fails_and_it_is_said_once(
         pass
     stored_id, lost = record_id(place(), RECORD), count("put", "lost")
     async with client(port, patience=replace(HURRIED, pause_s=100)) as store:
-        with caplog.at_level(logging.WARNING, "services.tokenizer.record_store"):
+        with caplog.at_level(logging.WARNING, "services.tokenizer.history.record_store"):
             assert await find(store) == []
             before = count("find", "skipped")
             assert await find(store) == []

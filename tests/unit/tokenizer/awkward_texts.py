@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.prompt_text import PromptText
+from services.tokenizer.rope.prompt_text import PromptText
 from tests.unit.tokenizer.trained_tokenizers import MARKERS, SPECIALS
 
 FRAGMENTS = (

@@ -1,10 +1,10 @@
 """The way from a conversation to ids, without a server."""
 
 from services.tokenizer.config import LITERAL
-from services.tokenizer.history import History
+from services.tokenizer.history.history import History
 from services.tokenizer.models import ServedModel
-from services.tokenizer.prompts import PromptBuilder
-from services.tokenizer.rope import RopeEncoder, RopeLimits
+from services.tokenizer.prompt.builder import PromptBuilder
+from services.tokenizer.rope.encoder import RopeEncoder, RopeLimits
 from services.tokenizer.routing import Routing
 
 ROUTING = Routing(tenant="t", cache_scope="t", conversation_key="k")

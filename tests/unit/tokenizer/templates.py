@@ -4,8 +4,8 @@ from functools import cache
 
 from services.tokenizer.dialects.dialect import Dialect
 from services.tokenizer.dialects.registry import CHATML_JSON, DIALECTS
-from services.tokenizer.layout import PromptWriter
-from services.tokenizer.render import ChatTemplate
+from services.tokenizer.prompt.layout import PromptWriter
+from services.tokenizer.prompt.template import ChatTemplate
 
 END = "<|im_end|>"
 

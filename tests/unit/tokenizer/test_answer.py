@@ -20,9 +20,9 @@ from services.tokenizer.events import (
     Usage,
 )
 from services.tokenizer.generate import GenerationRequest, Remember, answer
+from services.tokenizer.history.record import Record
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
-from services.tokenizer.transcript import Record
 from services.vocabulary import Vocabulary
 
 END_ID, SPECIAL_ID = 300, 256

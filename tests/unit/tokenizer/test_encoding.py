@@ -15,7 +15,7 @@ from services.tokenizer.detokenize import decode
 from services.tokenizer.errors import InvalidRequestError, ModelFileError, PromptTooLargeError, UnknownModelError
 from services.tokenizer.generate import GenerationRequest
 from services.tokenizer.models import ServedModel, load_model
-from services.tokenizer.prompts import PromptBuilder
+from services.tokenizer.prompt.builder import PromptBuilder
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
 from tests.unit.tokenizer.prompt_builders import ROUTING, prompt_builder

@@ -3,8 +3,8 @@
 import numpy as np
 
 from services.tokenizer.conversation import Call
-from services.tokenizer.prompt_text import TokenIds
-from services.tokenizer.transcript import Record, RecordKey, record_key
+from services.tokenizer.history.record import Record, RecordKey, record_key
+from services.tokenizer.rope.prompt_text import TokenIds
 
 
 def token_ids(*ids: int) -> TokenIds:

@@ -1,0 +1,259 @@
+"""Conversation → prompt ids, with every earlier answer as the model wrote it.
+
+    layout (what stands where) → literal ranges → turns spliced from history → rope encoder
+
+A turn is looked up under the digest of all ids before it. So turns are settled from the first to the last, and what is
+spliced into one decides the place of the next.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+
+from services.tokenizer.config import PARSE, REJECT
+from services.tokenizer.conversation import Conversation, Message, Role, ToolMode
+from services.tokenizer.dialects.dialect import Dialect, StreamParser
+from services.tokenizer.dialects.plain import PlainParser
+from services.tokenizer.errors import InvalidRequestError, PromptTooLargeError
+from services.tokenizer.history.history import History, count_segment
+from services.tokenizer.history.record import Chain, Record, RecordKey, record_key
+from services.tokenizer.history.splices import Decisions, Splices
+from services.tokenizer.prompt.appending import AppendingWriter, AppendLimits
+from services.tokenizer.prompt.layout import Layout, PromptWriter
+from services.tokenizer.prompt.spellings import Ranges, first_spelling
+from services.tokenizer.rope.encoded import Encoded
+from services.tokenizer.rope.encoder import RopeEncoder
+from services.tokenizer.rope.prompt_text import PromptText, TokenIds
+from services.tokenizer.routing import Routing
+
+_APPEND_LIMITS = AppendLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is to read, and what its answer will hang from."""
+
+    encoded: Encoded
+    layout: Layout | None
+    """None for plain text. Its text is the rendering; ``encoded.prompt`` is what came of it."""
+    moved: tuple[tuple[int, int], ...]
+    """(character of the rendering, by how much what follows it has moved), from splices of another length."""
+    chain: bytes
+    """Digest of all ids."""
+    encoded_ms: float
+    """Wall time of rendering and encoding."""
+
+    @property
+    def ids(self) -> TokenIds:
+        """The ids."""
+        return self.encoded.ids
+
+    @property
+    def starts_in_reasoning(self) -> bool:
+        """Whether the answer goes on with thinking that the generation prompt has opened."""
+        return self.layout is not None and self.layout.generation_prompt.rstrip().endswith("<think>")
+
+
+_INLINE_THINKING = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
+
+
+class PromptBuilder:
+    """One model's. Its methods block: they belong in the pool."""
+
+    def __init__(
+        self,
+        rope: RopeEncoder,
+        writer: PromptWriter | None,
+        dialect: Dialect,
+        history: History | None,
+        *,
+        fingerprint: str,
+        spellings: re.Pattern[str] | None,
+        content_policy: str,
+        max_prompt_bytes: int,
+        has_reasoning: bool,
+        append_limits: AppendLimits = _APPEND_LIMITS,
+    ) -> None:
+        """``writer`` None: the model has no chat template. ``history`` None: every turn is encoded anew."""
+        self._rope = rope
+        self._writer = None if writer is None else AppendingWriter(writer, append_limits)
+        self._dialect = dialect
+        self._history = history
+        self._fingerprint = fingerprint
+        self._spellings = spellings
+        self._content_policy = content_policy
+        self._max_prompt_bytes = max_prompt_bytes
+        self._has_reasoning = has_reasoning
+        self._decisions = Decisions()
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether the rope cache is proven for this tokenizer."""
+        return self._rope.is_certified
+
+    def build(self, source: Conversation | str, routing: Routing) -> Prompt:
+        """Raises InvalidRequestError and its kin, naming the field."""
+        started = time.perf_counter()
+        anchor = f"{len(routing.tenant)}:{routing.tenant}{routing.conversation_key}"
+        if isinstance(source, str):
+            self._check_size(source, "text")
+            encoded, layout, moved = self._rope.encode(PromptText(source), anchor), None, ()
+        else:
+            if self._writer is None:
+                raise InvalidRequestError("conversation", "this model has no chat template; send text")
+            source = self._with_recalled_thinking(self._with_thinking_apart(source), routing)
+            layout, settled = self._write(self._writer, source, routing, anchor)
+            for outcome, reason in settled.outcomes:
+                count_segment(outcome, reason)
+            encoded, moved = settled.encoded, settled.moved
+        if not len(encoded.ids):
+            raise InvalidRequestError("text" if layout is None else "conversation", "the prompt has no tokens")
+        chain = Chain(self._fingerprint)
+        chain.update(encoded.ids)
+        return Prompt(encoded, layout, moved, chain.digest(), (time.perf_counter() - started) * 1e3)
+
+    def new_parser(self, source: Conversation | str, prompt: Prompt) -> StreamParser | None:
+        """A parser for one choice of the answer; None where all of it is text."""
+        if isinstance(source, str):
+            return None
+        if source.tools and source.tool_mode is not ToolMode.NONE:
+            return self._dialect.parser(source.tools, starts_in_reasoning=prompt.starts_in_reasoning)
+        if self._has_reasoning or prompt.starts_in_reasoning:
+            return PlainParser(starts_in_reasoning=prompt.starts_in_reasoning)
+        return None
+
+    def key_of(self, prompt: Prompt, routing: Routing, record: Record) -> RecordKey:
+        """Where an answer's record will be looked for."""
+        return record_key(routing.cache_scope, prompt.chain, record.content)
+
+    def _check_size(self, text: str, field: str) -> None:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequestError(field, "the prompt is not valid Unicode (a lone surrogate)") from None
+        if num_bytes > self._max_prompt_bytes:
+            raise PromptTooLargeError(
+                field, f"the prompt has {num_bytes} bytes; at most {self._max_prompt_bytes} are taken"
+            )
+
+    def _with_thinking_apart(self, source: Conversation) -> Conversation:
+        """Take thinking that a client sent back inside an answer's text out of it: templates expect it beside."""
+        if not self._has_reasoning:
+            return source
+        messages: list[Message] = []
+        for message in source.messages:
+            inline = _INLINE_THINKING.match(message.content) if message.role is Role.ASSISTANT else None
+            if inline is not None and not message.reasoning:
+                message = replace(message, reasoning=inline[1], content=message.content[inline.end() :])
+            messages.append(message)
+        return replace(source, messages=tuple(messages))
+
+    def _with_recalled_thinking(self, source: Conversation, routing: Routing) -> Conversation:
+        """Give the template the thinking that clients do not send back, so that it can keep it where it would."""
+        if self._history is None or not self._has_reasoning:
+            return source
+        messages: list[Message] = []
+        for message in source.messages:
+            if message.role is Role.ASSISTANT and not message.reasoning:
+                record = self._history.recall(routing.tenant, message)
+                if record is not None and record.reasoning:
+                    message = replace(message, reasoning=record.reasoning)
+            messages.append(message)
+        return replace(source, messages=tuple(messages))
+
+    def _literals(self, source: Conversation, layout: Layout) -> Ranges:
+        spellings = self._spellings
+        if spellings is None or self._content_policy == PARSE:
+            return ()
+        assert self._writer is not None
+        spelt = first_spelling(source, spellings)
+        if spelt is None:
+            return ()
+        if self._content_policy == REJECT:
+            raise InvalidRequestError("conversation.messages", f"a text spells the control token {spelt!r}")
+        literals = self._writer.literals(source, layout.text, spellings)
+        if literals is None:
+            raise InvalidRequestError(
+                "conversation.messages",
+                f"a text spells the control token {spelt!r}, and this model's chat template depends on it",
+            )
+        return literals
+
+    def _write(
+        self, writer: AppendingWriter, source: Conversation, routing: Routing, anchor: str
+    ) -> tuple[Layout, _Settled]:
+        """Render and settle; once more where a record has thinking that the template was not given and would keep."""
+        layout = writer.write(source, anchor)
+        while True:
+            self._check_size(layout.text, "conversation")
+            settled = self._settle(source, layout, self._literals(source, layout), routing, anchor)
+            if not settled.thinking:
+                return layout, settled
+            messages = list(source.messages)
+            for index, thinking in settled.thinking.items():
+                messages[index] = replace(messages[index], reasoning=thinking)
+            source = replace(source, messages=tuple(messages))
+            thoughtful = writer.write(source, anchor)
+            if thoughtful.text == layout.text:
+                return layout, settled
+            layout = thoughtful
+
+    def _settle(
+        self, source: Conversation, layout: Layout, literals: Ranges, routing: Routing, anchor: str
+    ) -> _Settled:
+        """Splice what is known of the turns, in order, and encode."""
+        splices = Splices(layout.text, literals)
+        if self._history is None:
+            return _Settled(self._rope.encode(splices.whole(), anchor), (), (), {})
+        said = [one for one in source.messages if one.role is Role.ASSISTANT and (one.content or one.calls)]
+        outcomes = [("rendered", "template") for _ in said[len(layout.turns) :]]
+        known = self._decisions.reusable(anchor, routing.cache_scope, layout, literals)
+        records: list[Record | None] = []
+        thinking: dict[int, str] = {}
+        for index, turn in enumerate(layout.turns):
+            message = source.messages[turn.message]
+            if index < len(known):
+                record = known[index]
+                outcomes.append(("spliced" if record is not None else "rendered", "decided before"))
+            else:
+                chain = Chain(self._fingerprint)
+                chain.update(self._rope.encode(splices.head(turn.start), anchor).ids)
+                key = record_key(routing.cache_scope, chain.digest(), message.content)
+                record, outcome = _look_up(self._history, routing, key, message)
+                thought = "" if record is None else record.reasoning.strip()
+                if record is not None and thought not in layout.text[turn.start : turn.end]:
+                    if not message.reasoning:
+                        thinking[turn.message] = record.reasoning
+                    record, outcome = None, ("diverged", "template drops thinking")
+                outcomes.append(outcome)
+            records.append(record)
+            if record is not None:
+                splices.splice(turn, record)
+        self._decisions.put(anchor, routing.cache_scope, layout, literals, records)
+        encoded = self._rope.encode(splices.whole(), anchor)
+        return _Settled(encoded, tuple(splices.moved), tuple(outcomes), thinking)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A layout's ids, and what became of each turn."""
+
+    encoded: Encoded
+    moved: tuple[tuple[int, int], ...]
+    outcomes: tuple[tuple[str, str], ...]
+    """(outcome, reason)."""
+    thinking: dict[int, str]
+    """By message: what its record has, and neither the message nor the layout."""
+
+
+def _look_up(
+    history: History, routing: Routing, key: RecordKey, message: Message
+) -> tuple[Record | None, tuple[str, str]]:
+    """A turn's record, and (outcome, reason)."""
+    found = history.find(routing, key, message)
+    if found is not None:
+        return found.record, ("spliced", found.source)
+    divergence = history.divergence(routing.tenant, message)
+    return None, ("rendered", "unknown") if divergence is None else ("diverged", divergence)
