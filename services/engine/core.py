@@ -106,7 +106,8 @@ class EngineCore:
         finally:
             sequence.is_cancelled = True
             if (task := self._restores.get(sequence)) is not None:
-                task.cancel()
+                # Behind its first step, which is queued already: a task that never began would free nothing.
+                asyncio.get_running_loop().call_soon(task.cancel)
             self._wake.set()
 
     async def run(self) -> None:
