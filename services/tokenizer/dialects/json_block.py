@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
+from services.tokenizer.dialects.block_steps import BlockSteps
 from services.tokenizer.dialects.block_text import BlockText
-from services.tokenizer.dialects.events import CallDelta, CallFinished, CallStarted, ParseEvent
+from services.tokenizer.dialects.events import CallDelta, CallFinished, CallStarted
 from services.tokenizer.dialects.json_arguments import ArgumentsReader
 from services.tokenizer.dialects.json_reader import JsonReader, JsonState
 from services.tokenizer.dialects.json_text import decode_string, is_string
@@ -29,17 +30,16 @@ class _Place(Enum):
     COMMA_OR_END = auto()
 
 
-class JsonBlockReader:
+class JsonBlockReader(BlockSteps):
     """One block's calls. Several objects in one block are several calls; a missing closing tag is forgiven."""
 
     def __init__(self, block: BlockText, index: int, types: ParameterTypes) -> None:
         """``block`` is at its beginning; ``index`` is that of the first call in it."""
-        self._block = block
+        super().__init__(block)
         self._types = types
         self._index = index
         self._has_calls = False
         self._place = _Place.BETWEEN
-        self._events: list[ParseEvent] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -53,31 +53,6 @@ class JsonBlockReader:
         """Arguments that came before the name."""
         self._arguments: ArgumentsReader | None = None
         self._fragments: list[str] = []
-
-    @property
-    def rest(self) -> str | None:
-        """What followed the block, once it is over."""
-        return self._block.rest
-
-    def push(self, text: str) -> list[ParseEvent]:
-        """More of the block."""
-        self._block.add(text)
-        return self._read(is_final=False)
-
-    def finish(self) -> list[ParseEvent]:
-        """The answer is over; a call whose object is whole has been reported already."""
-        events = self._read(is_final=True)
-        if self._block.rest is None:
-            events.extend(self._block.end_malformed("the call is not complete"))
-        return events
-
-    def _read(self, *, is_final: bool) -> list[ParseEvent]:
-        while self._block.is_readable and self._step(is_final=is_final):
-            pass
-        if self._block.is_broken:
-            self._events.extend(self._block.skip(is_final=is_final))
-        events, self._events = self._events, []
-        return events
 
     def _step(self, *, is_final: bool) -> bool:
         """Read one thing; whether there may be more to read."""

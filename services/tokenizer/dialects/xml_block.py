@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from services.tokenizer.dialects.arguments import ArgumentsWriter
+from services.tokenizer.dialects.block_steps import BlockSteps
 from services.tokenizer.dialects.block_text import BlockText
-from services.tokenizer.dialects.events import ParseEvent
 from services.tokenizer.dialects.markers import Markers
 from services.tokenizer.dialects.schema import ParameterTypes
 from services.tokenizer.dialects.value_text import ValueText
@@ -27,7 +27,7 @@ class _Place(Enum):
     VALUE = auto()
 
 
-class XmlBlockReader:
+class XmlBlockReader(BlockSteps):
     """One block's calls; a missing ``</function>`` or closing tag of the block is forgiven.
 
     A value ends where its closing tag is followed by the next parameter or the end of the call, so that a closing
@@ -38,7 +38,7 @@ class XmlBlockReader:
         self, block: BlockText, closing: str, index: int, types: ParameterTypes, *, reads_python: bool
     ) -> None:
         """``block`` is at its beginning; ``index`` is that of the first call in it."""
-        self._block = block
+        super().__init__(block)
         self._closing = closing
         self._value_ends = _value_ends(closing)
         self._index = index
@@ -49,32 +49,6 @@ class XmlBlockReader:
         self._name = ""
         self._arguments: ArgumentsWriter | None = None
         self._value: ValueText | None = None
-        self._events: list[ParseEvent] = []
-
-    @property
-    def rest(self) -> str | None:
-        """What followed the block, once it is over."""
-        return self._block.rest
-
-    def push(self, text: str) -> list[ParseEvent]:
-        """More of the block."""
-        self._block.add(text)
-        return self._read(is_final=False)
-
-    def finish(self) -> list[ParseEvent]:
-        """The answer is over; a call whose closing tag has come has been reported already."""
-        events = self._read(is_final=True)
-        if self._block.rest is None:
-            events.extend(self._block.end_malformed("the call is not complete"))
-        return events
-
-    def _read(self, *, is_final: bool) -> list[ParseEvent]:
-        while self._block.is_readable and self._step(is_final=is_final):
-            pass
-        if self._block.is_broken:
-            self._events.extend(self._block.skip(is_final=is_final))
-        events, self._events = self._events, []
-        return events
 
     def _step(self, *, is_final: bool) -> bool:
         """Read one thing; whether there may be more to read."""
