@@ -34,16 +34,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder)
             with run_stack(data) as stack:
-                _first_token_ms(stack, "warm up")
+                _ask(stack, "warm up")
+                answers: dict[int, str] = {}
                 for num_tokens, found in samples.items():
                     text = _text(num_tokens, round_)
-                    found["cold"].append(_first_token_ms(stack, text))
-                    found["vram"].append(_first_token_ms(stack, text))
+                    elapsed_ms, answers[num_tokens] = _ask(stack, text)
+                    found["cold"].append(elapsed_ms)
+                    found["vram"].append(_ask(stack, text, answers[num_tokens], "Go on.")[0])
                 decode.append(_tokens_per_s(stack))
             with run_stack(data) as stack:
-                _first_token_ms(stack, "warm up")
+                _ask(stack, "warm up")
                 for num_tokens, found in samples.items():
-                    found["ssd"].append(_first_token_ms(stack, _text(num_tokens, round_)))
+                    text = _text(num_tokens, round_)
+                    found["ssd"].append(_ask(stack, text, answers[num_tokens], "And then?")[0])
         if not options.json:
             print(f"round {round_ + 1}: {samples}", flush=True)
     result: dict[str, object] = {"decode_tok_s": round(statistics.median(decode), 1)}
@@ -62,14 +65,22 @@ def _text(num_tokens: int, round_: int) -> str:
     return f"{round_} {num_tokens} " + " ".join(_WORDS[(i * i + i * round_) % size] for i in range(num_tokens - 40))
 
 
-def _first_token_ms(stack: Stack, text: str) -> float:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 2, "temperature": 0}
-    started = time.perf_counter()
-    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body | {"stream": True}, timeout=300) as answer:
-        for line in answer.iter_lines():
-            if '"content":"' in line and '"content":""' not in line:
-                return (time.perf_counter() - started) * 1000
-    raise RuntimeError("the stream had no text")
+def _ask(stack: Stack, *texts: str) -> tuple[float, str]:
+    """Milliseconds to the first token, and the answer; ``texts`` are the user's and the assistant's in turn."""
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0, "stream": True}
+    started, elapsed_ms, answer = time.perf_counter(), 0.0, ""
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=300) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            choice = json.loads(line.removeprefix("data: "))["choices"][0]
+            answer += choice["delta"].get("content") or ""
+            # The first token may be the model's end token: then the finish comes first.
+            if not elapsed_ms and (answer or choice["finish_reason"]):
+                elapsed_ms = (time.perf_counter() - started) * 1000
+    return elapsed_ms, answer
 
 
 def _tokens_per_s(stack: Stack) -> float:
