@@ -48,11 +48,13 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StoredHit:
-    """A leased prefix of a prompt: pages [first_page, first_page + len(page_keys)) and a tail behind them."""
+    """A leased prefix of a prompt: all its pages from the first one on, and a tail behind them.
+
+    Which of them are read is decided when a restore begins: what was resident at the lookup may be gone by then.
+    """
 
     lease_id: str
     num_tokens: int
-    first_page: int
     page_keys: tuple[bytes, ...]
     manifest_id: bytes | None
     tail_tokens: int
@@ -120,8 +122,7 @@ class SsdTier:
         hit = StoredHit(
             lease_id=found.lease_id,
             num_tokens=found.boundary_tokens if has_tail else whole,
-            first_page=first_page,
-            page_keys=tuple(keys[first_page:num_pages]),
+            page_keys=tuple(keys[:num_pages]),
             manifest_id=found.manifest_id if has_tail else None,
             tail_tokens=tail_tokens if has_tail else 0,
         )
@@ -162,7 +163,7 @@ class SsdTier:
                 pieces = self._client.read(
                     self.namespace(request.cache_scope),
                     hit.lease_id,
-                    hit.page_keys,
+                    filling.wanted_keys,
                     hit.manifest_id,
                     self._restore_timeout_s,
                 )
@@ -176,7 +177,7 @@ class SsdTier:
         except (StoreUnavailable, TimeoutError, ValueError) as error:
             _log.warning("disk tier: a restore ended at %d of %d tokens: %s", filling.num_tokens, hit.num_tokens, error)
         finally:
-            # Waits for the write in flight, if we were cancelled during it: there is one restore thread per slot.
+            # Waits for the write in flight, if we were cancelled during it.
             await asyncio.shield(self._settle(hit))
         _RESTORES.labels("whole" if filling.num_tokens == hit.num_tokens else "short").inc()
         _RESTORED_TOKENS.inc(max(0, filling.num_tokens - resident_tokens))
@@ -259,6 +260,9 @@ class _Filling:
         self._token_ids = token_ids
         self._hit = hit
         self._resident_tokens = resident_tokens
+        self._first_page = min(resident_tokens // PAGE_TOKENS, len(hit.page_keys))
+        self.wanted_keys = hit.page_keys[self._first_page :]
+        """Pages to read: from the one in which the resident tokens end."""
         self._pending = b""
         self._position = (0, 0, 0)  # owner (pages, then the tail), layer, channel: what must come next
         self.num_tokens = resident_tokens
@@ -270,8 +274,8 @@ class _Filling:
         Raises ValueError for anything but the next piece of a right page.
         """
         hit, layout = self._hit, self._layout
-        owner = len(hit.page_keys) if piece.page is None else piece.page
-        first = (hit.first_page + owner) * PAGE_TOKENS
+        owner = len(self.wanted_keys) if piece.page is None else piece.page
+        first = (self._first_page + owner) * PAGE_TOKENS
         count = hit.tail_tokens if piece.page is None else PAGE_TOKENS
         if (owner, piece.layer, piece.channel) != self._position or piece.offset != len(self._pending):
             raise ValueError("a piece out of order")

@@ -176,3 +176,22 @@ async def test_many_conversations_share_the_store(store: str, model: Path):
         assert (await engine.settled()).held_blocks == 0
     async with run_engine(model) as engine:
         assert [a.ids for a in answers] == [(await turn(engine, ids)).ids for ids in more]
+
+
+async def test_a_prefix_evicted_between_lookup_and_admission_is_restored_too(store: str, model: Path):
+    long = prompt(13, 600)
+    async with run_engine(model, store) as engine:
+        await engine.generate(long, 1)
+        await engine.settled()
+    async with run_engine(model, store, vram_bytes=40 * 16 * 512, max_running=1) as engine:
+        await engine.generate(long[:330], 1, persist=False)
+        # Runs alone and grows over the blocks of that prefix, while the next request waits with its lookup done.
+        holder = asyncio.create_task(engine.generate(prompt(14, 200), 330, scope="other", persist=False))
+        await engine.load(lambda load: load.running == 1)
+        waiting = asyncio.create_task(engine.generate([*long, 7], 8))
+        await engine.load(lambda load: load.queued == 1)
+        await holder
+        answer = await waiting
+        assert answer.cached() == 600
+        assert answer.cached(pb.TIER_SSD) > 600 - 256
+    assert answer.ids == await cold(model, [*long, 7], 8)
