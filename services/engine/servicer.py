@@ -73,16 +73,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         _refuse_unsupported(request)
-        parsed = Request(
-            cache_scope=_scope(request.cache_scope),
-            token_ids=self._ids(request.token_ids),
-            sampling=_sampling(request.sampling),
-            conversation_key=request.conversation_key,
-            tenant=request.tenant,
-            persist=not request.HasField("persist") or request.persist,
-            request_id=request.request_id,
-        )
-        async with self._core.generate(parsed) as batches:
+        async with self._core.generate(self._request(request, _sampling(request.sampling))) as batches:
             async for events in batches:
                 for event in _merged(events):
                     yield _generate_response(event)
@@ -90,16 +81,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Prefill(self, request: pb.PrefillRequest, context: _Context) -> AsyncIterator[pb.PrefillResponse]:
         if request.extras:
             raise Unsupported("extras")
-        parsed = Request(
-            cache_scope=_scope(request.cache_scope),
-            token_ids=self._ids(request.token_ids),
-            sampling=SamplingParams(max_tokens=0),
-            conversation_key=request.conversation_key,
-            tenant=request.tenant,
-            persist=not request.HasField("persist") or request.persist,
-            request_id=request.request_id,
-        )
-        async with self._core.generate(parsed) as batches:
+        async with self._core.generate(self._request(request, SamplingParams(max_tokens=0))) as batches:
             async for events in batches:
                 for event in _merged(events):
                     yield _prefill_response(event)
@@ -130,6 +112,17 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 yield load
                 last = load
             await asyncio.sleep(interval_s)
+
+    def _request(self, message: pb.GenerateRequest | pb.PrefillRequest, sampling: SamplingParams) -> Request:
+        return Request(
+            cache_scope=_scope(message.cache_scope),
+            token_ids=self._ids(message.token_ids),
+            sampling=sampling,
+            conversation_key=message.conversation_key,
+            tenant=message.tenant,
+            persist=not message.HasField("persist") or message.persist,
+            request_id=message.request_id,
+        )
 
     def _load(self, load: Load) -> pb.WatchLoadResponse:
         return pb.WatchLoadResponse(
