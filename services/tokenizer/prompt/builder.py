@@ -40,8 +40,6 @@ class Prompt:
     """None for plain text. Its text is the rendering; ``encoded.prompt`` is what came of it."""
     moved: tuple[tuple[int, int], ...]
     """(character of the rendering, by how much what follows it has moved), from splices of another length."""
-    chain: bytes
-    """Digest of all ids."""
     encoded_ms: float
     """Wall time of rendering and encoding."""
 
@@ -110,9 +108,7 @@ class PromptBuilder:
             encoded, moved = settled.encoded, settled.moved
         if not len(encoded.ids):
             raise InvalidRequestError("text" if layout is None else "conversation", "the prompt has no tokens")
-        chain = Chain(self._fingerprint)
-        chain.update(encoded.ids)
-        return Prompt(encoded, layout, moved, chain.digest(), (time.perf_counter() - started) * 1e3)
+        return Prompt(encoded, layout, moved, (time.perf_counter() - started) * 1e3)
 
     def new_parser(self, source: Conversation | str, prompt: Prompt) -> StreamParser | None:
         """A parser for one choice of the answer; None where all of it is text."""
@@ -126,7 +122,12 @@ class PromptBuilder:
 
     def key_of(self, prompt: Prompt, routing: Routing, record: Record) -> RecordKey:
         """Where an answer's record will be looked for."""
-        return record_key(routing.cache_scope, prompt.chain, record.content)
+        return self._place(routing, prompt.ids, record.content)
+
+    def _place(self, routing: Routing, ids_before: TokenIds, content: str) -> RecordKey:
+        chain = Chain(self._fingerprint)
+        chain.update(ids_before)
+        return record_key(routing.cache_scope, chain.digest(), content)
 
     def _check_size(self, text: str, field: str) -> None:
         try:
@@ -218,9 +219,7 @@ class PromptBuilder:
                 record = known[index]
                 outcomes.append(("spliced" if record is not None else "rendered", "decided before"))
             else:
-                chain = Chain(self._fingerprint)
-                chain.update(self._rope.encode(splices.head(turn.start), anchor).ids)
-                key = record_key(routing.cache_scope, chain.digest(), message.content)
+                key = self._place(routing, self._rope.encode(splices.head(turn.start), anchor).ids, message.content)
                 record, outcome = _look_up(self._history, routing, key, message)
                 thought = "" if record is None else record.reasoning.strip()
                 if record is not None and thought not in layout.text[turn.start : turn.end]:
