@@ -162,14 +162,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
-        self._watches: set[asyncio.Task[Any]] = set()
-        self._ends_watches = False
+        self._watches_end = asyncio.Event()
 
     def end_watches(self) -> None:
         """End with UNAVAILABLE the calls that would never end by themselves: our contracts name them Watch…."""
-        self._ends_watches = True
-        for task in self._watches:
-            task.cancel()
+        self._watches_end.set()
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until no handler runs: a server that stops cancels those that outlive its grace, but doesn't wait."""
@@ -191,22 +188,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, name)
 
         async def one(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            self._track(method)
+            self._track()
             async with _translated(method, context):
                 answer = behaviour(request, context)
                 return await answer if inspect.isawaitable(answer) else answer
 
         async def many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            is_watch = self._track(method)
-            async with _translated(method, context):
-                try:
-                    async with aclosing(behaviour(request, context)) as answers:
-                        async for answer in answers:
-                            yield answer
-                except asyncio.CancelledError:
-                    if not (is_watch and self._ends_watches):
-                        raise
-                    # A task that only ends as cancelled would leave its call open, and the server waiting for it.
+            self._track()
+            is_watch = method.startswith("/fencepost.") and "/Watch" in method
+            async with _translated(method, context), aclosing(behaviour(request, context)) as source:
+                async for answer in _until(self._watches_end, source) if is_watch else source:
+                    yield answer
+                if is_watch and self._watches_end.is_set():
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "shutting down")
 
         make = getattr(grpc, f"{name}_rpc_method_handler")
@@ -216,14 +209,32 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
-    def _track(self, method: str) -> bool:
-        """Remember the running call; whether it is a watch."""
+    def _track(self) -> None:
+        """Remember the running call."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        is_watch = method.startswith("/fencepost.") and "/Watch" in method
-        for tasks in (self._running, self._watches) if is_watch else (self._running,):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        return is_watch
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+
+async def _until(end: asyncio.Event, source: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
+    """What ``source`` yields before ``end`` is set.
+
+    The wait ends, not the task: gRPC leaves a call open whose task is cancelled while it writes an answer.
+    """
+    ended = asyncio.ensure_future(end.wait())
+    following: asyncio.Future[Any] = ended
+    try:
+        while not ended.done():
+            following = asyncio.ensure_future(anext(source))
+            await asyncio.wait((following, ended), return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                yield following.result()
+    except StopAsyncIteration:
+        return
+    finally:
+        ended.cancel()
+        following.cancel()
+        await asyncio.gather(ended, following, return_exceptions=True)
 
 
 @asynccontextmanager

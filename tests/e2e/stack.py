@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,9 +62,16 @@ class Stack:
 
     def engine_load(self) -> engine_pb2.WatchLoadResponse:
         """The engine's load once nothing runs or waits to be stored."""
+        return self._load_when(lambda load: not (load.running or load.queued or load.pending_writes or load.leases))
+
+    def wait_until_decoding(self) -> None:
+        """Until the engine has computed a request's prompt and samples its answer."""
+        self._load_when(lambda load: load.running > 0 and not load.prefill_backlog_tokens)
+
+    def _load_when(self, holds: Callable[[engine_pb2.WatchLoadResponse], bool]) -> engine_pb2.WatchLoadResponse:
         found = re.search(r"engine-0 +\| .*serving on (unix:\S+)", self.log)
         assert found is not None, self.log
-        return asyncio.run(_settled_load(found[1]))
+        return asyncio.run(_load_when(found[1], holds))
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
@@ -106,13 +113,15 @@ def wait_for_health(stack: Stack, timeout_s: float = 60.0) -> None:
     raise AssertionError(stack.log)
 
 
-async def _settled_load(address: str) -> engine_pb2.WatchLoadResponse:
+async def _load_when(
+    address: str, holds: Callable[[engine_pb2.WatchLoadResponse], bool]
+) -> engine_pb2.WatchLoadResponse:
     async with rpc.open_channel(address) as channel:
         call = engine_pb2_grpc.EngineServiceStub(channel).WatchLoad(
             engine_pb2.WatchLoadRequest(interval_ms=50), timeout=60
         )
         async for load in call:
-            if not (load.running or load.queued or load.pending_writes or load.leases):
+            if holds(load):
                 call.cancel()
                 return load
     raise AssertionError("the watch ended")

@@ -63,13 +63,19 @@ async def start(*argv: str, **environ: str) -> asyncio.subprocess.Process:
     )
 
 
+async def exhaust(call: Any) -> None:
+    """Read to the end."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 @asynccontextmanager
 async def serving(*argv: str, **environ: str) -> AsyncGenerator[Tiny]:
     process = await start(*argv, **environ)
     assert process.stderr is not None
     log = ""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while "serving on " not in log:
                 line = await process.stderr.readline()
                 assert line, f"it ended: {log}"
@@ -119,8 +125,21 @@ async def test_a_watch_does_not_hold_the_process() -> None:
         watch = tiny.channel.unary_stream("/fencepost.tiny.Tiny/WatchEcho")(b"seen")
         assert await watch.read() == b"seen"
         tiny.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
-            status, log = await tiny.end()
+        status, log = await tiny.end()
+    assert status == 0
+    assert "Traceback" not in log
+
+
+async def test_a_watch_that_is_answering_does_not_hold_the_process() -> None:
+    async with serving("--grace-s", "600") as tiny:
+        watches = [tiny.channel.unary_stream("/fencepost.tiny.Tiny/WatchEcho")(b"busy") for _ in range(8)]
+        for watch in watches:
+            assert await watch.read() == b"busy"
+        tiny.process.send_signal(signal.SIGTERM)
+        for watch in watches:
+            with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+                await exhaust(watch)
+        status, log = await tiny.end()
     assert status == 0
     assert "Traceback" not in log
 

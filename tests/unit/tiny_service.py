@@ -35,7 +35,7 @@ class NoShelvesLeft(ServiceError):
 async def build(config: TinySettings, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
     """Serves ``tiny.Tiny/Echo``, a stream of plain bytes in both directions; it hangs after ``hang``.
 
-    ``fencepost.tiny.Tiny/WatchEcho`` answers once and then never ends by itself.
+    ``fencepost.tiny.Tiny/WatchEcho`` answers once, or without pause if told ``busy``, and never ends by itself.
     """
     if config.num_shelves > 8:
         raise NoShelvesLeft("there are 8 shelves")
@@ -56,6 +56,8 @@ async def build(config: TinySettings, server: grpc.aio.Server) -> AsyncGenerator
 
     async def watch(request: bytes, context: Any) -> AsyncGenerator[bytes]:
         yield request
+        while request == b"busy":
+            yield request
         await asyncio.Event().wait()
 
     watching: Any = grpc.unary_stream_rpc_method_handler(cast(Any, watch))
