@@ -24,6 +24,10 @@ One by one:
   fencepost engine    --help      the model
   fencepost kvstore   --help      state on disk
 
+API keys:
+  fencepost key create --tenant T make one; from then on every request needs a key
+  fencepost key list | revoke ID
+
 Models:
   fencepost model pull [NAME]     fetch and convert one (default: smollm2-135m-instruct), print its directory
 
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "up":
             extras.require(*SERVICES, "models")
             return importlib.import_module("services.up").main(rest)
+        if command == "key":
+            extras.require("gateway")
+            return importlib.import_module("services.keys").main(rest)
         if command == "model":
             extras.require("models")
             return importlib.import_module("services.pull").main(rest)

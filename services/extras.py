@@ -11,7 +11,7 @@ MODULES_BY_EXTRA: Final = {
     "kvstore": ("rocksdict", "crc32c"),
     "engine": ("torch", "transformers", "safetensors", "huggingface_hub", "numpy", "crc32c"),
     "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography"),
-    "gateway": ("fastapi", "uvicorn", "orjson"),
+    "gateway": ("fastapi", "uvicorn", "orjson", "websockets", "zstandard"),
     "models": ("numpy", "huggingface_hub"),
 }
 

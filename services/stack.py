@@ -18,6 +18,7 @@ from typing import Final
 from services.extras import SERVICES
 from services.settings import SettingsError, byte_size, setting
 
+_KEYS_FILE: Final = "keys.json"
 _PREFIXES: Final = tuple(f"FENCEPOST_{name.upper()}_" for name in ("up", *SERVICES))
 
 
@@ -32,6 +33,14 @@ class UpSettings:
     port: int = setting(8000, help="TCP port that clients reach", minimum=1, maximum=65535)
     allow_unauthenticated_network: bool = setting(
         False, help="let --host be reachable from the network although there are no API keys"
+    )
+    keys_file: Path | None = setting(
+        None,
+        help="file of API keys (default: keys.json in the data directory); while it exists, requests need a key",
+        alias="FENCEPOST_GATEWAY_KEYS_FILE",
+    )
+    operator_port: int = setting(
+        8001, help="loopback port of the gateway's /metrics, /health and /explain", minimum=1, maximum=65535
     )
     model: str = setting("smollm2-135m-instruct", help="the default model, a model directory or a hub id org/name")
     vram_bytes: int | None = setting(
@@ -110,10 +119,17 @@ def lay_out(settings: UpSettings, *, data_dir: Path, model_dir: Path, run_dir: P
         f"{settings.host}:{settings.port}",
         (
             *("--host", settings.host, "--port", str(settings.port)),
-            *("--tokenizers", ",".join(tokenizer.address for tokenizer in tokenizers), *open_flags, *shared),
+            *("--tokenizers", ",".join(tokenizer.address for tokenizer in tokenizers)),
+            *("--records", kvstore.address, "--keys-file", str(settings.keys_file or data_dir / _KEYS_FILE)),
+            *("--operator-listen", f"127.0.0.1:{settings.operator_port}", *open_flags, *shared),
         ),
     )
     return [[gateway], tokenizers, engines, [kvstore]]
+
+
+def keys_file(settings: UpSettings) -> Path:
+    """The file of API keys that the gateway is given."""
+    return settings.keys_file or (settings.data_dir or default_data_dir()) / _KEYS_FILE
 
 
 def capsule_keys(data_dir: Path) -> Path:

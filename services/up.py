@@ -27,6 +27,7 @@ from services import probe, settings, stack
 from services.child import ChildError, ChildSpec, SettingsRefusedError
 from services.console import Console
 from services.engine.config import EngineConfig
+from services.gateway import tls
 from services.gateway.config import GatewaySettings
 from services.kvstore.config import Config as KvstoreConfig
 from services.models.errors import ModelError
@@ -45,7 +46,6 @@ _SETTINGS_BY_SERVICE: Final[Mapping[str, type]] = {
     "kvstore": KvstoreConfig,
     "engine": EngineConfig,
     "tokenizer": TokenizerSettings,
-    "gateway": GatewaySettings,
 }
 
 
@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = settings.load(UpSettings, "up", sys.argv[1:] if argv is None else argv, os.environ)
         stack.check_variables(os.environ)
-        _check_services(config)
-        _check_ports(config)
         data_dir = (config.data_dir or stack.default_data_dir()).absolute()
+        gateway = _check_services(config, data_dir)
+        _check_ports(config)
         with _locked(data_dir) as lock_fd:
             stack.ensure_capsule_keys(data_dir)
             model_dir = resolve(config.model, progress=ProgressLines())
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 prefix="fencepost-", dir=_socket_root(), ignore_cleanup_errors=True
             ) as run:
                 replicas = stack.lay_out(config, data_dir=data_dir, model_dir=model_dir, run_dir=Path(run))
-                return 0 if asyncio.run(_run(config, replicas, data_dir, lock_fd)) else 1
+                return 0 if asyncio.run(_run(config, gateway, replicas, data_dir, lock_fd)) else 1
     except (SettingsError, SettingsRefusedError) as error:
         return fail("up", error, 2)
     except (ModelError, ChildError, OSError) as error:
@@ -75,21 +75,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-async def _run(config: UpSettings, replicas: Sequence[Sequence[Replica]], data_dir: Path, lock_fd: int) -> bool:
+async def _run(
+    config: UpSettings,
+    gateway: GatewaySettings,
+    replicas: Sequence[Sequence[Replica]],
+    data_dir: Path,
+    lock_fd: int,
+) -> bool:
     names = [replica.name for stage in reversed(replicas) for replica in stage]
     has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     console = Console(sys.stdout, [_NAME, *names], has_colour=has_colour)
     stages = [[_child(config, replica, lock_fd) for replica in stage] for stage in replicas]
     supervisor = Supervisor(stages, console, name=_NAME, grace_s=config.grace_s + _CLOSING_S)
     console.write(_NAME, f"starting {', '.join(names)} with {config.model}; data in {data_dir}")
-    is_clean = await supervisor.run(lambda elapsed_s: console.write_plain(_banner(config, elapsed_s)))
+    is_clean = await supervisor.run(lambda elapsed_s: console.write_plain(_banner(config, gateway, elapsed_s)))
     console.write(_NAME, "stopped")
     return is_clean
 
 
 def _child(config: UpSettings, replica: Replica, lock_fd: int) -> ChildSpec:
     is_healthy = (
-        partial(probe.serves_http, _local(config.host), config.port)
+        # Asked where it speaks plain HTTP, whatever clients speak.
+        partial(probe.serves_http, "127.0.0.1", config.operator_port)
         if replica.service == "gateway"
         else partial(probe.serves_grpc, replica.address)
     )
@@ -103,20 +110,26 @@ def _child(config: UpSettings, replica: Replica, lock_fd: int) -> ChildSpec:
     )
 
 
-def _banner(config: UpSettings, elapsed_s: float) -> str:
+def _banner(config: UpSettings, gateway: GatewaySettings, elapsed_s: float) -> str:
     host = _local(config.host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+    url = f"{gateway.scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+    needs_key = gateway.keys_file is not None and gateway.keys_file.exists()
+    key_header = "-H \"Authorization: Bearer $FENCEPOST_API_KEY\" " if needs_key else ""
     body = {"model": stack.model_id(config.model), "messages": [{"role": "user", "content": "Hello!"}]}
     lines = [
         "",
         f"  Ready after {elapsed_s:.1f} s: {url}/v1   Try:",
         "",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+        f"  curl {url}/v1/chat/completions {key_header}-H 'Content-Type: application/json' \\",
         f"    -d {shlex.quote(json.dumps(body))}",
         "",
     ]
+    if not needs_key:
+        lines += ["  No API keys: everybody on this machine may use it. `fencepost key create --help` changes that.", ""]
+    lines += [f"  For its operator: http://127.0.0.1:{config.operator_port}/metrics, /health and /explain"]
     if ports := stack.metrics_ports(config):
-        lines += [f"  Metrics: {url}/metrics and 127.0.0.1:{ports.start}-{ports.stop - 1}/metrics", ""]
+        lines += [f"  Other metrics: 127.0.0.1:{ports.start}-{ports.stop - 1}/metrics"]
+    lines += [""]
     return "\n".join([*lines, "  Ctrl-C stops everything and keeps the state on disk.", ""])
 
 
@@ -125,16 +138,30 @@ def _local(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def _check_services(config: UpSettings) -> None:
-    """Raise SettingsError for what a service would refuse: an unknown variable, a value out of range."""
+def _check_services(config: UpSettings, data_dir: Path) -> GatewaySettings:
+    """What the gateway is told. Raises SettingsError for what a service would refuse: an unknown variable, a value
+    out of range, a certificate that cannot be used.
+    """
     nowhere = Path("/")
-    for stage in stack.lay_out(config, data_dir=nowhere, model_dir=nowhere, run_dir=nowhere):
-        settings.load(_SETTINGS_BY_SERVICE[stage[0].service], stage[0].service, stage[0].flags, os.environ)
+    stages = stack.lay_out(config, data_dir=data_dir, model_dir=nowhere, run_dir=nowhere)
+    for replica in (stage[0] for stage in stages):
+        if replica.service != "gateway":
+            settings.load(_SETTINGS_BY_SERVICE[replica.service], replica.service, replica.flags, os.environ)
+    gateway = settings.load(GatewaySettings, "gateway", stages[0][0].flags, os.environ)
+    if gateway.tls_cert_file is not None and gateway.tls_key_file is not None:
+        tls.check(gateway.tls_cert_file, gateway.tls_key_file)
+    return gateway
 
 
 def _check_ports(config: UpSettings) -> None:
-    """Raise OSError naming a port that cannot be had; the gateway would find out only after the model is there."""
+    """Raise OSError naming a port that cannot be had; the gateway would find out only after the model is there.
+
+    Raises SettingsError for one that is given twice.
+    """
+    if config.operator_port == config.port:
+        raise SettingsError(f"--operator-port: {config.port} is --port already; choose another")
     _check_port(config.host, config.port, "--port")
+    _check_port("127.0.0.1", config.operator_port, "--operator-port")
     for port in stack.metrics_ports(config):
         _check_port("127.0.0.1", port, "--metrics-port")
 

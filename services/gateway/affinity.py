@@ -14,12 +14,9 @@ _FIRST_CHARACTERS = 512
 _HEADERS = ("session-id", "thread-id", "x-session-id", "x-claude-code-session-id")
 
 
-def conversation_key(headers: Mapping[str, str], prompt_cache_key: str | None) -> str:
-    """The client's own name for the conversation; empty when it gives none."""
-    for header in _HEADERS:
-        if value := headers.get(header):
-            return value
-    return prompt_cache_key or ""
+def session_of(headers: Mapping[str, str]) -> str:
+    """An agent's own name for its session; empty when it gives none."""
+    return next((value for header in _HEADERS if (value := headers.get(header))), "")
 
 
 def first_messages_key(messages: Iterable[conversation_pb2.Message]) -> str:

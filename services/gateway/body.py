@@ -7,6 +7,7 @@ import zlib
 from typing import Any, cast
 
 import orjson
+import zstandard
 from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.errors import BadRequestError, BodyTooLargeError, EncodingError
@@ -15,6 +16,10 @@ from services.gateway.raw_json import RawJson
 from services.gateway.stream import ClientGoneError
 
 _GZIP_WINDOW_BITS = 31
+_ZSTD_WINDOW_BYTES = 8 * 2**20
+"""What every decoder should have room for (RFC 8878, section 3.1.1.1.2)."""
+_ZSTD_PIECE_BYTES = 256
+"""A block of zstd takes at least 4 bytes and gives at most 128 KiB, so a piece gives at most 8 MiB."""
 
 
 async def read_object(request: Request, max_bytes: int) -> Fields:
@@ -23,12 +28,14 @@ async def read_object(request: Request, max_bytes: int) -> Fields:
     Raises BodyTooLargeError as soon as the limit is passed, EncodingError, BadRequestError, ClientGoneError.
     """
     encoding = request.headers.get("content-encoding", "").strip().lower()
-    if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise EncodingError(f"Content-Encoding {encoding!r} is not supported; send the body plain or gzip-compressed.")
+    if encoding not in ("", "identity", "gzip", "x-gzip", "zstd"):
+        raise EncodingError(f"Content-Encoding {encoding!r} is not supported; send the body plain, or as gzip or zstd.")
     body = await _read(request, max_bytes)
+    # Both release the GIL; other answers keep streaming.
     if encoding.endswith("gzip"):
-        # zlib releases the GIL; other answers keep streaming.
         body = await asyncio.to_thread(_gunzip, body, max_bytes)
+    elif encoding == "zstd":
+        body = await asyncio.to_thread(_unzstd, body, max_bytes)
     return _parse(body)
 
 
@@ -60,6 +67,30 @@ def _gunzip(data: bytes, max_bytes: int) -> bytes:
     if not decompressor.eof or decompressor.unused_data:
         raise BadRequestError("The body is not one complete gzip member.")
     return body
+
+
+def _unzstd(data: bytes, max_bytes: int) -> bytes:
+    window_bytes = max(max_bytes, _ZSTD_WINDOW_BYTES)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if frame.window_size > window_bytes or max_bytes < frame.content_size < zstandard.CONTENTSIZE_UNKNOWN:
+            raise _too_large(max_bytes)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=window_bytes).decompressobj()
+        # The library gives all that a piece of input holds, so the pieces are what bounds the output.
+        for start in range(0, len(data), _ZSTD_PIECE_BYTES):
+            if decompressor.eof:
+                raise BadRequestError("The body is not one complete zstd frame.")
+            chunks.append(decompressor.decompress(data[start : start + _ZSTD_PIECE_BYTES]))
+            num_bytes += len(chunks[-1])
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
+    except zstandard.ZstdError:
+        raise BadRequestError("The body is not valid zstd.") from None
+    if not decompressor.eof or decompressor.unused_data:
+        raise BadRequestError("The body is not one complete zstd frame.")
+    return b"".join(chunks)
 
 
 def _parse(body: bytes) -> Fields:

@@ -17,31 +17,24 @@ from starlette.responses import Response
 
 from services.gateway import chat_request, outcome
 from services.gateway.delivery import DONE, deliver
-from services.gateway.fields import Fields
+from services.gateway.errors import GatewayError
+from services.gateway.exchange import Exchange
 from services.gateway.stream import sse
-from services.gateway.upstream import Generation, Tokenizers
+from services.gateway.upstream import Generation
 
 
-async def respond(
-    request: Request,
-    body: Fields,
-    tokenizers: Tokenizers,
-    *,
-    request_id: str,
-    metadata: tuple[tuple[str, str], ...],
-    keep_alive_s: float,
-) -> Response:
+async def respond(request: Request, exchange: Exchange) -> Response:
     """Answer one request. Raises GatewayError before anything is sent, ClientGoneError when nobody waits any more."""
+    gateway = exchange.gateway
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    asked = chat_request.parse(body, request.headers, request_id=request_id, response_id=response_id)
+    asked = chat_request.parse(exchange, response_id=response_id)
+    asked.generate.model = (await gateway.models.named(asked.generate.model)).id
     return await deliver(
         request,
-        asked,
+        gateway.tokenizers.generate(asked.generate, asked.replica_key, exchange.trace),
         _Answer(response_id, asked.generate.model, int(time.time()), asked.include_usage),
-        tokenizers,
-        client_field=chat_request.client_field,
-        metadata=metadata,
-        keep_alive_s=keep_alive_s,
+        is_stream=asked.is_stream,
+        keep_alive_s=gateway.config.keep_alive_s,
     )
 
 
@@ -58,6 +51,14 @@ class _Answer:
     def keep_alive(self) -> bytes:
         """An empty delta."""
         return self._chunk({})
+
+    def frame_of_error(self, error: GatewayError) -> bytes:
+        """The error; no ``[DONE]`` follows."""
+        return sse(error.openai_body())
+
+    def client_field(self, contract_field: str) -> str:
+        """In the spelling of this protocol."""
+        return chat_request.client_field(contract_field)
 
     async def frames(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The whole stream. Its end waits for the tokenizer's, so that the next turn finds everything in place."""

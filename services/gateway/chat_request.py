@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
 from services.gateway.chat_tools import parse_tool_choice, parse_tools
 from services.gateway.client_request import ClientRequest, assemble
 from services.gateway.errors import BadRequestError, UnsupportedError
+from services.gateway.exchange import Exchange
 from services.gateway.fields import Fields, wrong
 
 _ROLES = {
@@ -42,8 +42,9 @@ _CLIENT_SPELLING = (
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[^,;]*)*?;base64,", re.ASCII)
 
 
-def parse(body: Fields, headers: Mapping[str, str], *, request_id: str, response_id: str) -> ClientRequest:
+def parse(exchange: Exchange, *, response_id: str) -> ClientRequest:
     """Raises BadRequestError or UnsupportedError naming the field."""
+    body = exchange.body
     _refuse_unsupported(body)
     tools = parse_tools(body)
     is_parallel = body.flag("parallel_tool_calls")
@@ -54,7 +55,7 @@ def parse(body: Fields, headers: Mapping[str, str], *, request_id: str, response
         # Without tools, it means nothing.
         parallel_calls=is_parallel if tools else None,
     )
-    return assemble(body, headers, conversation, request_id=request_id, response_id=response_id)
+    return assemble(exchange, conversation, response_id=response_id)
 
 
 def client_field(contract_field: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -19,41 +19,33 @@ from starlette.responses import Response
 from services.gateway import outcome
 from services.gateway.client_request import ClientRequest, assemble
 from services.gateway.delivery import DONE, deliver
-from services.gateway.errors import BadRequestError, UnsupportedError
+from services.gateway.errors import BadRequestError, GatewayError, UnsupportedError
+from services.gateway.exchange import Exchange
 from services.gateway.fields import Fields, wrong
 from services.gateway.stream import sse
-from services.gateway.upstream import Generation, Tokenizers
+from services.gateway.upstream import Generation
 
 
-async def respond(
-    request: Request,
-    body: Fields,
-    tokenizers: Tokenizers,
-    *,
-    request_id: str,
-    metadata: tuple[tuple[str, str], ...],
-    keep_alive_s: float,
-) -> Response:
+async def respond(request: Request, exchange: Exchange) -> Response:
     """Answer one request. Raises GatewayError before anything is sent, ClientGoneError when nobody waits any more."""
+    gateway = exchange.gateway
     response_id = f"cmpl-{uuid.uuid4().hex}"
-    asked = parse(body, request.headers, request_id=request_id, response_id=response_id)
+    asked = parse(exchange, response_id=response_id)
+    asked.generate.model = (await gateway.models.named(asked.generate.model)).id
     return await deliver(
         request,
-        asked,
+        gateway.tokenizers.generate(asked.generate, asked.replica_key, exchange.trace),
         _Answer(response_id, asked.generate.model, int(time.time()), asked.include_usage),
-        tokenizers,
-        client_field=client_field,
-        metadata=metadata,
-        keep_alive_s=keep_alive_s,
+        is_stream=asked.is_stream,
+        keep_alive_s=gateway.config.keep_alive_s,
     )
 
 
-def parse(body: Fields, headers: Mapping[str, str], *, request_id: str, response_id: str) -> ClientRequest:
+def parse(exchange: Exchange, *, response_id: str) -> ClientRequest:
     """Raises BadRequestError or UnsupportedError naming the field."""
-    body.refuse("echo", False)
-    body.refuse("suffix", "")
-    body.refuse("best_of", 1)
-    return assemble(body, headers, _prompt(body), request_id=request_id, response_id=response_id)
+    for name, harmless in (("echo", False), ("suffix", ""), ("best_of", 1)):
+        exchange.body.refuse(name, harmless)
+    return assemble(exchange, _prompt(exchange.body), response_id=response_id)
 
 
 def client_field(contract_field: str) -> str:
@@ -91,6 +83,14 @@ class _Answer:
     def keep_alive(self) -> bytes:
         """An empty piece of text."""
         return self._chunk("")
+
+    def frame_of_error(self, error: GatewayError) -> bytes:
+        """The error; no ``[DONE]`` follows."""
+        return sse(error.openai_body())
+
+    def client_field(self, contract_field: str) -> str:
+        """In the spelling of this protocol."""
+        return client_field(contract_field)
 
     async def frames(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The whole stream. Its end waits for the tokenizer's, so that the next request finds everything in place."""

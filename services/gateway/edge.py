@@ -1,4 +1,4 @@
-"""The outermost layer of every HTTP request: its id, its measurements, and the last resort for our own bugs."""
+"""The outermost layer of every request: its id; of HTTP its measurements too, and the last resort for our own bugs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 import uuid
 from typing import cast
 
-import orjson
 from prometheus_client import Counter, Gauge, Histogram
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.error_response import response_of
 from services.gateway.errors import InternalError
 from services.gateway.stream import ClientGoneError
 
@@ -42,11 +42,14 @@ class Edge:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
         start_s = time.perf_counter()
         status: int | None = None
 
@@ -54,7 +57,8 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                ids = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         _IN_FLIGHT.inc()
@@ -69,7 +73,7 @@ class Edge:
             _log.exception("%s failed", request_id)
             if status is not None:
                 raise
-            await _response(InternalError())(scope, receive, tagged)
+            await response_of(InternalError(), HTTPConnection(scope))(scope, receive, tagged)
         finally:
             _IN_FLIGHT.dec()
             _measure(scope, status or _CLIENT_GONE, time.perf_counter() - start_s, request_id)
@@ -78,10 +82,6 @@ class Edge:
 def _request_id(offered: str | None) -> str:
     """The client's own id where it is harmless, else a new one."""
     return offered if offered and _REQUEST_ID.fullmatch(offered) else f"req_{uuid.uuid4().hex}"
-
-
-def _response(error: InternalError) -> Response:
-    return Response(orjson.dumps(error.openai_body()), error.http_status, media_type="application/json")
 
 
 def _measure(scope: Scope, status: int, seconds: float, request_id: str) -> None:

@@ -4,11 +4,15 @@
     ├── BadRequestError          400  the body or one of its fields
     │   ├── UnsupportedError     400  understood, but not served
     │   └── ContextLengthError   400  over the model's context
+    ├── AuthenticationError      401  no key, or one that is not known
     ├── ModelNotFoundError       404
+    ├── NotFoundError            404  a stored response
     ├── PathNotFoundError        404
     ├── MethodNotAllowedError    405
+    ├── AnswerCancelledError     409  asked for by the client
     ├── BodyTooLargeError        413
     ├── EncodingError            415  Content-Encoding
+    ├── UpgradeRequiredError     426  WebSocket is switched off
     ├── RateLimitError           429  overloaded; with Retry-After
     ├── InternalError            500  our bug; the log has the details
     ├── UnavailableError         503  a service behind is down; with Retry-After
@@ -32,10 +36,21 @@ class GatewayError(ServiceError):
     http_status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
+    anthropic_type: ClassVar[str] = "api_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.param = param
+
+    @property
+    def anthropic_status(self) -> int:
+        """The HTTP status that Anthropic's API has for it."""
+        return self.http_status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the HTTP response."""
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
     @property
     def retry_after(self) -> int | None:
@@ -44,9 +59,30 @@ class GatewayError(ServiceError):
             return None
         return max(1, math.ceil(self.retry_after_s or 0))
 
+    def openai_error(self) -> dict[str, Any]:
+        """The error object of OpenAI's APIs."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
     def openai_body(self) -> dict[str, Any]:
-        """The error as OpenAI's APIs write it."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        """The error as OpenAI's APIs answer it."""
+        return {"error": self.openai_error()}
+
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        """The error as Anthropic's API answers it, which has no field of its own for the parameter."""
+        return {
+            "type": "error",
+            "error": {"type": self.anthropic_type, "message": self.anthropic_message},
+            "request_id": request_id,
+        }
+
+    @property
+    def anthropic_message(self) -> str:
+        """The message in Anthropic's manner, which begins with the field: ``messages.0.content: …``."""
+        if self.param is None:
+            return self.message
+        path = self.param.replace("[", ".").replace("]", "")
+        quoted = f"'{self.param}' "
+        return f"{path}: {self.message.removeprefix(quoted)}"
 
 
 class BadRequestError(GatewayError):
@@ -55,6 +91,7 @@ class BadRequestError(GatewayError):
     status = "INVALID_ARGUMENT"
     http_status = 400
     type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
 
 
 class UnsupportedError(BadRequestError):
@@ -70,6 +107,41 @@ class ContextLengthError(BadRequestError):
     status = "OUT_OF_RANGE"
     code = "context_length_exceeded"
 
+    def __init__(
+        self, message: str, *, param: str | None, prompt_tokens: int | None, context_tokens: int | None
+    ) -> None:
+        """``message`` is used where the counts are not known."""
+        self._counts: tuple[int, int] | None = None
+        if prompt_tokens is not None and context_tokens is not None and prompt_tokens >= context_tokens:
+            self._counts = prompt_tokens, context_tokens
+            message = (
+                f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
+                f"{prompt_tokens} tokens. Please reduce the length of the messages."
+            )
+        super().__init__(message, param=param)
+
+    @property
+    def anthropic_message(self) -> str:
+        if self._counts is None:
+            return self.message
+        prompt_tokens, context_tokens = self._counts
+        # One token is kept for the answer.
+        return f"prompt is too long: {prompt_tokens} tokens > {context_tokens - 1} maximum"
+
+
+class AuthenticationError(GatewayError):
+    """No API key, or one that is not known or not valid any more."""
+
+    status = "UNAUTHENTICATED"
+    http_status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+    anthropic_type = "authentication_error"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
 
 class ModelNotFoundError(GatewayError):
     """No such model."""
@@ -78,6 +150,16 @@ class ModelNotFoundError(GatewayError):
     http_status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+    anthropic_type = "not_found_error"
+
+
+class NotFoundError(GatewayError):
+    """No such stored object, or not this tenant's."""
+
+    status = "NOT_FOUND"
+    http_status = 404
+    type = "invalid_request_error"
+    anthropic_type = "not_found_error"
 
 
 class PathNotFoundError(GatewayError):
@@ -87,6 +169,7 @@ class PathNotFoundError(GatewayError):
     http_status = 404
     type = "invalid_request_error"
     code = "unknown_url"
+    anthropic_type = "not_found_error"
 
 
 class MethodNotAllowedError(GatewayError):
@@ -96,6 +179,20 @@ class MethodNotAllowedError(GatewayError):
     http_status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+    anthropic_type = "invalid_request_error"
+
+
+class AnswerCancelledError(GatewayError):
+    """The client has cancelled the answer by its id."""
+
+    status = "CANCELLED"
+    http_status = 409
+    type = "invalid_request_error"
+    code = "response_cancelled"
+    anthropic_type = "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__("The response was cancelled.")
 
 
 class BodyTooLargeError(GatewayError):
@@ -105,6 +202,7 @@ class BodyTooLargeError(GatewayError):
     http_status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+    anthropic_type = "request_too_large"
 
 
 class EncodingError(GatewayError):
@@ -114,6 +212,17 @@ class EncodingError(GatewayError):
     http_status = 415
     type = "invalid_request_error"
     code = "unsupported_content_encoding"
+    anthropic_type = "invalid_request_error"
+
+
+class UpgradeRequiredError(GatewayError):
+    """No WebSocket here. Of all refusals, clients fall back to HTTP at once on this one."""
+
+    status = "FAILED_PRECONDITION"
+    http_status = 426
+    type = "invalid_request_error"
+    code = "websocket_disabled"
+    anthropic_type = "invalid_request_error"
 
 
 class RateLimitError(GatewayError):
@@ -123,6 +232,7 @@ class RateLimitError(GatewayError):
     http_status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+    anthropic_type = "rate_limit_error"
 
 
 class InternalError(GatewayError):
@@ -140,6 +250,11 @@ class UnavailableError(GatewayError):
     status = "UNAVAILABLE"
     http_status = 503
     code = "service_unavailable"
+    anthropic_type = "overloaded_error"
+
+    @property
+    def anthropic_status(self) -> int:
+        return 529
 
 
 class DeadlineError(GatewayError):
@@ -148,6 +263,7 @@ class DeadlineError(GatewayError):
     status = "DEADLINE_EXCEEDED"
     http_status = 504
     code = "timeout"
+    anthropic_type = "timeout_error"
 
 
 def from_failure(failure: RpcFailure) -> GatewayError:
@@ -161,7 +277,10 @@ def from_failure(failure: RpcFailure) -> GatewayError:
         case "NOT_FOUND" if failure.reason == "MODEL_NOT_FOUND":
             return ModelNotFoundError(failure.message, param="model")
         case "OUT_OF_RANGE" if failure.reason == "CONTEXT_LENGTH_EXCEEDED":
-            return ContextLengthError(_context_message(failure), param=field or "input")
+            prompt, context = (_count(failure, name) for name in ("prompt_tokens", "context_tokens"))
+            return ContextLengthError(
+                failure.message, param=field or "input", prompt_tokens=prompt, context_tokens=context
+            )
         case "RESOURCE_EXHAUSTED":
             return RateLimitError(failure.message, retry_after_s=failure.retry_after_s)
         case "UNAVAILABLE" | "CANCELLED":
@@ -174,12 +293,6 @@ def from_failure(failure: RpcFailure) -> GatewayError:
             return InternalError()
 
 
-def _context_message(failure: RpcFailure) -> str:
-    """OpenAI's own wording, by which clients without an eye for codes know to compact."""
-    prompt, context = failure.metadata.get("prompt_tokens", ""), failure.metadata.get("context_tokens", "")
-    if not (prompt.isdecimal() and context.isdecimal()) or int(prompt) <= int(context):
-        return failure.message
-    return (
-        f"This model's maximum context length is {context} tokens. However, your messages resulted in {prompt} tokens. "
-        "Please reduce the length of the messages."
-    )
+def _count(failure: RpcFailure, name: str) -> int | None:
+    text = failure.metadata.get(name, "")
+    return int(text) if text.isdecimal() else None

@@ -19,10 +19,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot listen on {where}: {_why(error)}") from None
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """Where the socket can be reached, e.g. ``http://127.0.0.1:8000``."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _why(error: OSError) -> str:

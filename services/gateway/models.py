@@ -8,29 +8,20 @@ from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
 
-from services.gateway.errors import ModelNotFoundError
-
 
 def model_list(models: Sequence[tokenizer_pb2.Model]) -> dict[str, Any]:
     """All models, on one page."""
     return {
         "object": "list",
-        "data": [_model(model) for model in models],
+        "data": [model_object(model) for model in models],
         "has_more": False,
         "first_id": models[0].id if models else None,
         "last_id": models[-1].id if models else None,
     }
 
 
-def model_named(models: Sequence[tokenizer_pb2.Model], name: str) -> dict[str, Any]:
-    """The model with this id or alias. Raises ModelNotFoundError."""
-    for model in models:
-        if name == model.id or name in model.aliases:
-            return _model(model)
-    raise ModelNotFoundError(f"The model '{name}' does not exist.", param="model")
-
-
-def _model(model: tokenizer_pb2.Model) -> dict[str, Any]:
+def model_object(model: tokenizer_pb2.Model) -> dict[str, Any]:
+    """One model; ``aliases`` are other names for it, patterns among them."""
     return {
         "id": model.id,
         "object": "model",
@@ -40,4 +31,5 @@ def _model(model: tokenizer_pb2.Model) -> dict[str, Any]:
         "display_name": model.id,
         "created_at": datetime.fromtimestamp(model.created_s, UTC).isoformat().replace("+00:00", "Z"),
         "max_model_len": model.context_tokens,
+        "aliases": list(model.aliases),
     }

@@ -31,8 +31,8 @@ class ClientGoneError(Exception):
     """The client has closed its connection; there is nobody to answer."""
 
 
-def sse(value: Any) -> bytes:
-    """One event of JSON data.
+def sse(value: Any, event: str | None = None) -> bytes:
+    """One event of JSON data, with its name where the protocol gives it one.
 
     The three characters that JSON allows and some line splitters take for line ends are escaped.
     """
@@ -40,7 +40,7 @@ def sse(value: Any) -> bytes:
     if not data.isascii():
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
         data = data.replace(b"\xc2\x85", b"\\u0085")
-    return b"data: " + data + b"\n\n"
+    return b"%sdata: %s\n\n" % (b"event: %s\n" % event.encode() if event else b"", data)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
@@ -69,8 +69,8 @@ class EventStream(Response):
     """A streaming response made of ready frames; used once.
 
     ``frames`` yields whole events. When it raises, ``frame_of_error`` ends the stream, since the status has been sent.
-    ``keep_alive`` is sent after ``keep_alive_s`` seconds without a frame. ``close`` is called at the end, however the
-    stream ends, and must not block.
+    What ``keep_alive`` returns is sent after ``keep_alive_s`` seconds without a frame. ``close`` is called at the end,
+    however the stream ends, and must not block.
     """
 
     media_type = "text/event-stream"
@@ -80,7 +80,7 @@ class EventStream(Response):
         frames: AsyncGenerator[bytes, None],
         *,
         frame_of_error: Callable[[GatewayError], bytes],
-        keep_alive: bytes,
+        keep_alive: Callable[[], bytes],
         keep_alive_s: float,
         close: Callable[[], object],
         headers: Mapping[str, str],
@@ -114,7 +114,7 @@ class EventStream(Response):
             nonlocal timer
             idle_s = loop.time() - last_sent_s
             if idle_s >= self._keep_alive_s and not self._pending and not self._is_complete:
-                self._push(self._keep_alive)
+                self._push(self._keep_alive())
                 idle_s = 0.0
             timer = loop.call_later(max(self._keep_alive_s - idle_s, 0.01), tick)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -18,36 +18,25 @@ from fencepost.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services import rpc
-from services.gateway.errors import GatewayError, InternalError, UnavailableError, from_failure
+from services.gateway.errors import (
+    AnswerCancelledError,
+    GatewayError,
+    InternalError,
+    UnavailableError,
+    from_failure,
+)
 from services.replicas import Replicas
 
-UNARY_TIMEOUT_S = 10.0
+UNARY_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 2.0
 
-_Call = grpc.aio.UnaryStreamCall[tokenizer_pb2.GenerateRequest, tokenizer_pb2.GenerateResponse]
+Trace = Sequence[tuple[str, str]]
+"""The W3C trace context that travels with a call."""
+
+_Event = tokenizer_pb2.GenerateResponse
+_Call = grpc.aio.UnaryStreamCall[tokenizer_pb2.GenerateRequest, _Event]
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
-
-
-class Generation:
-    """One answer in the making; its holder calls ``cancel`` when it is done with it, finished or not."""
-
-    def __init__(self, call: _Call, admitted: tokenizer_pb2.Admitted) -> None:
-        self._call = call
-        self.admitted = admitted
-
-    async def events(self) -> AsyncGenerator[tokenizer_pb2.GenerateResponse, None]:
-        """What follows Admitted, to the end. Raises GatewayError when the answer does not end as it should."""
-        is_finished = False
-        while (event := await _read(self._call)) is not None:
-            is_finished = is_finished or event.HasField("finished")
-            yield event
-        if not is_finished:
-            _log.error("an answer ended without Finished")
-            raise InternalError
-
-    def cancel(self) -> None:
-        """End the call at once; nothing happens when it has ended."""
-        self._call.cancel()
 
 
 class Tokenizer:
@@ -67,53 +56,133 @@ class Tokenizer:
         return cast(str, health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
+class Generation:
+    """One answer in the making; its holder calls ``cancel`` when it is done with it, finished or not."""
+
+    def __init__(
+        self,
+        replicas: Replicas[Tokenizer],
+        request: tokenizer_pb2.GenerateRequest,
+        key: str,
+        deadline_s: float,
+        trace: Trace,
+        on_end: Callable[[], object],
+    ) -> None:
+        self._replicas = replicas
+        self._request = request
+        self._deadline_s = deadline_s
+        self._trace = tuple(trace)
+        self._on_end = on_end
+        self._call: _Call | None = None
+        self._is_abandoned = False
+        self._admission = asyncio.create_task(self._start(key))
+
+    async def admitted(self, within_s: float) -> tokenizer_pb2.Admitted | None:
+        """How an engine admitted the request; None when it still waits after that time. Raises GatewayError."""
+        done, _ = await asyncio.wait((self._admission,), timeout=within_s)
+        return self._admission.result().admitted if done else None
+
+    async def events(self) -> AsyncGenerator[_Event, None]:
+        """Everything, from Admitted to the end. Raises GatewayError when the answer does not end as it should."""
+        yield await self._unless_abandoned(asyncio.shield(self._admission))
+        assert self._call is not None
+        is_finished = False
+        while (event := await self._unless_abandoned(_read(self._call))) is not None:
+            is_finished = is_finished or event.HasField("finished")
+            yield event
+        if not is_finished:
+            _log.error("an answer ended without Finished")
+            raise InternalError
+
+    def abandon(self) -> None:
+        """Cancel on the client's word: whoever reads the events gets AnswerCancelledError."""
+        self._is_abandoned = True
+        self.cancel()
+
+    async def _unless_abandoned(self, reading: Awaitable[_Answer]) -> _Answer:
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            if self._is_abandoned:
+                raise AnswerCancelledError from None
+            raise
+
+    def cancel(self) -> None:
+        """End the call at once; nothing happens when it has ended."""
+        self._on_end()
+        self._admission.cancel()
+        # Nobody may be left to hear how it failed.
+        self._admission.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _start(self, key: str) -> _Event:
+        """The first event, of the first replica that gives one. Raises GatewayError."""
+        error: GatewayError = UnavailableError("No tokenizer service is configured.")
+        for tokenizer in self._replicas.in_order(key):
+            timeout_s = max(0.0, self._deadline_s - time.monotonic())
+            self._call = tokenizer.stub.Generate(self._request, timeout=timeout_s, metadata=self._trace)
+            try:
+                first = await _read(self._call)
+            except UnavailableError as unavailable:
+                _log.warning("tokenizer %s is unavailable: %s", tokenizer.address, unavailable)
+                error = unavailable
+                self._replicas.look_again()
+                continue
+            if first is None or not first.HasField("admitted"):
+                _log.error("tokenizer %s began an answer without Admitted", tokenizer.address)
+                raise InternalError
+            return first
+        raise error
+
+
 class Tokenizers:
     """All replicas; an answer may take ``timeout_s``."""
 
     def __init__(self, replicas: Replicas[Tokenizer], *, timeout_s: float) -> None:
         self._replicas = replicas
         self._timeout_s = timeout_s
+        self._running: dict[tuple[str, str], Generation] = {}
 
-    async def generate(
-        self, request: tokenizer_pb2.GenerateRequest, replica_key: str, metadata: Sequence[tuple[str, str]]
-    ) -> Generation:
-        """Start an answer and wait until an engine has admitted it. Raises GatewayError."""
+    def generate(self, request: tokenizer_pb2.GenerateRequest, replica_key: str, trace: Trace) -> Generation:
+        """Start an answer."""
+        key = request.routing.tenant, request.routing.response_id
         deadline_s = time.monotonic() + self._timeout_s
-        error: GatewayError = UnavailableError("No tokenizer service is configured.")
-        for tokenizer in self._replicas.in_order(replica_key):
-            call = tokenizer.stub.Generate(
-                request, timeout=max(0.0, deadline_s - time.monotonic()), metadata=tuple(metadata)
-            )
-            try:
-                first = await _read(call)
-                if first is None or not first.HasField("admitted"):
-                    _log.error("tokenizer %s began an answer without Admitted", tokenizer.address)
-                    raise InternalError
-            except UnavailableError as unavailable:
-                _log.warning("tokenizer %s is unavailable: %s", tokenizer.address, unavailable)
-                error = unavailable
-                self._replicas.look_again()
-            except BaseException:
-                call.cancel()
-                raise
-            else:
-                return Generation(call, first.admitted)
-        raise error
+        generation = Generation(
+            self._replicas, request, replica_key, deadline_s, trace, lambda: self._running.pop(key, None)
+        )
+        self._running[key] = generation
+        return generation
+
+    def cancel(self, tenant: str, response_id: str) -> bool:
+        """Abandon an answer that is being made here; whether there is one."""
+        generation = self._running.get((tenant, response_id))
+        if generation is not None:
+            generation.abandon()
+        return generation is not None
+
+    async def count_tokens(
+        self, request: tokenizer_pb2.CountTokensRequest, replica_key: str
+    ) -> tokenizer_pb2.CountTokensResponse:
+        """Exactly what ``generate`` would send to an engine. Raises GatewayError."""
+        return await self._ask(
+            self._replicas.in_order(replica_key),
+            lambda tokenizer: tokenizer.stub.CountTokens(request, timeout=UNARY_TIMEOUT_S),
+        )
+
+    async def explain(self, request: tokenizer_pb2.ExplainPrefixRequest) -> tokenizer_pb2.ExplainPrefixResponse:
+        """Where a prompt left the nearest cached one. Raises GatewayError."""
+        return await self._ask(
+            self._replicas.all(), lambda tokenizer: tokenizer.stub.ExplainPrefix(request, timeout=UNARY_TIMEOUT_S)
+        )
 
     async def list_models(self) -> Sequence[tokenizer_pb2.Model]:
         """What the first replica that answers serves. Raises GatewayError."""
-        error: GatewayError = UnavailableError("No tokenizer service is configured.")
-        for tokenizer in self._replicas.all():
-            try:
-                answer = await tokenizer.stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=UNARY_TIMEOUT_S)
-            except grpc.aio.AioRpcError as failed:
-                error = _translated(failed)
-                if not isinstance(error, UnavailableError):
-                    raise error from None
-                self._replicas.look_again()
-            else:
-                return answer.models
-        raise error
+        request = tokenizer_pb2.ListModelsRequest()
+        answer = await self._ask(
+            self._replicas.all(), lambda tokenizer: tokenizer.stub.ListModels(request, timeout=UNARY_TIMEOUT_S)
+        )
+        return answer.models
 
     async def health(self) -> dict[str, str]:
         """Each replica's word on itself, by address."""
@@ -121,14 +190,27 @@ class Tokenizers:
         words = await asyncio.gather(*(tokenizer.health() for tokenizer in tokenizers))
         return {tokenizer.address: word for tokenizer, word in zip(tokenizers, words, strict=True)}
 
+    async def _ask(self, tokenizers: Iterable[Tokenizer], call: Callable[[Tokenizer], Awaitable[_Answer]]) -> _Answer:
+        """The answer of the first replica that is there."""
+        error: GatewayError = UnavailableError("No tokenizer service is configured.")
+        for tokenizer in tokenizers:
+            try:
+                return await call(tokenizer)
+            except grpc.aio.AioRpcError as failed:
+                error = _translated(failed)
+                if not isinstance(error, UnavailableError):
+                    raise error from None
+                self._replicas.look_again()
+        raise error
 
-async def _read(call: _Call) -> tokenizer_pb2.GenerateResponse | None:
+
+async def _read(call: _Call) -> _Event | None:
     """The next event, None at the end. Raises GatewayError."""
     try:
         event = await call.read()
     except grpc.aio.AioRpcError as failed:
         raise _translated(failed) from None
-    return None if event is grpc.aio.EOF else cast(tokenizer_pb2.GenerateResponse, event)
+    return None if event is grpc.aio.EOF else cast(_Event, event)
 
 
 def _translated(failed: grpc.aio.AioRpcError) -> GatewayError:

@@ -71,12 +71,14 @@ class Answering:
         prompt = await self.prompt(request.source, request.routing, timeout_s)
         records: list[Record] = []
 
-        async def remember(record: Record) -> bytes | None:
+        async def remember(record: Record) -> None:
             records.append(record)
-            if self._history is None:
-                return None
-            key = self._builder.key_of(prompt, request.routing, record)
-            return await self._history.remember(request.routing, key, record)
+            if self._history is not None:
+                key = self._builder.key_of(prompt, request.routing, record)
+                await self._history.remember(request.routing, key, record)
+
+        def seal(record: Record) -> bytes:
+            return b"" if self._history is None else self._history.seal(request.routing.tenant, record) or b""
 
         async with (
             aclosing(self._engines.run(request, prompt.ids, timeout_s, metadata)) as sampled,
@@ -88,6 +90,8 @@ class Answering:
                     prompt.encoded_ms,
                     lambda: self._builder.new_parser(request.source, prompt),
                     remember,
+                    seal,
+                    prompt.warnings,
                 )
             ) as events,
         ):

@@ -5,7 +5,7 @@ ids → text (detokenize.py) → thinking, text and calls (a dialect's parser) �
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,18 +13,24 @@ from services.tokenizer.conversation import Call
 from services.tokenizer.detokenize import TextStream, decode
 from services.tokenizer.dialects import events as parsed
 from services.tokenizer.dialects.dialect import StreamParser
+from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.events import (
     AnswerEvent,
     CallDelta,
     CallFinished,
     CallStarted,
     ReasoningDelta,
+    ReasoningFinished,
     TextDelta,
     TokenLogprobs,
 )
 from services.tokenizer.history.call_ids import mint_call_id
 from services.tokenizer.history.record import Record
+from services.tokenizer.thought import record_of_thought
 from services.vocabulary import Vocabulary
+
+Seal = Callable[[Record], bytes]
+"""A capsule of a record, for the client; empty where there is none."""
 
 
 class Choice:
@@ -37,12 +43,20 @@ class Choice:
         hidden_ids: frozenset[int],
         stop_texts: Sequence[str],
         parser: StreamParser | None,
+        seal: Seal,
+        tool_by_name: Mapping[str, ToolSpec],
     ) -> None:
         self._index = index
         self._vocabulary = vocabulary
         self._hidden_ids = hidden_ids
         self._stream = TextStream(vocabulary, hidden_ids, stop_texts)
         self._parser = parser
+        self._seal = seal
+        self._tool_by_name = tool_by_name
+        self._is_thinking = False
+        """Thinking has come, and its end has not been told."""
+        self._is_legible = True
+        """All that the client got is in text and calls: the next prompt may have the ids in their place."""
         self._ids: list[int] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -86,7 +100,7 @@ class Choice:
             # A stop text may begin inside a token, and what is no UTF-8 has another length as text.
             if decode(self._vocabulary, (i for i in ids if i not in self._hidden_ids)) != "".join(self._text):
                 return None
-        if not ids or self.warnings or len(self._started) != len(self._calls):
+        if not ids or not self._is_legible or len(self._started) != len(self._calls):
             return None
         return Record(
             text=decode(self._vocabulary, ids),
@@ -115,16 +129,29 @@ class Choice:
                 found += self._parser.finish()
         events: list[AnswerEvent] = []
         for one in found:
+            if not isinstance(one, parsed.Reasoning):
+                events += self._end_thinking()
             events += self._event(one)
+        if is_final:
+            events += self._end_thinking()
         if logprobs:
             events.append(TextDelta(self._index, "", logprobs))
         return _joined(events)
+
+    def _end_thinking(self) -> list[AnswerEvent]:
+        if not self._is_thinking:
+            return []
+        self._is_thinking = False
+        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        record = record_of_thought(self._ids, text, reasoning, self._vocabulary, self._hidden_ids)
+        return [ReasoningFinished(self._index, self._seal(record))]
 
     def _event(self, event: parsed.ParseEvent) -> list[AnswerEvent]:
         choice = self._index
         match event:
             case parsed.Reasoning():
                 self._reasoning.append(event.text)
+                self._is_thinking = True
                 return [ReasoningDelta(choice, event.text)]
             case parsed.Text():
                 self._content.append(event.text)
@@ -132,7 +159,9 @@ class Choice:
             case parsed.CallStarted():
                 self._started[event.index] = event
                 call_id = self._id_by_call[event.index] = mint_call_id()
-                return [CallStarted(choice, event.index, call_id, event.name, event.is_custom)]
+                tool = self._tool_by_name.get(event.name)
+                namespace, name = (None, event.name) if tool is None else (tool.namespace, tool.bare_name)
+                return [CallStarted(choice, event.index, call_id, namespace, name, event.is_custom)]
             case parsed.CallDelta():
                 return [CallDelta(choice, event.index, event.fragment)]
             case parsed.CallFinished():
@@ -140,14 +169,18 @@ class Choice:
                 self._calls[event.index] = Call(
                     self._id_by_call[event.index], started.name, event.arguments, started.is_custom
                 )
-                return [CallFinished(choice, event.index, event.arguments, b"")]
+                return [CallFinished(choice, event.index, event.arguments)]
             case parsed.Malformed():
                 self.warnings.append(f"a tool call could not be read: {event.reason}")
+                self._is_legible = False
                 if len(self._started) > len(self._calls):
                     return []
                 # No call has begun to come out of it, so it may be prose about calls: nothing of that is lost.
                 self._content.append(event.text)
                 return [TextDelta(choice, event.text, ())]
+            case parsed.Withheld():
+                self.warnings.append(f"a call of {event.name} was left out: the request allows no calls")
+                return []
 
 
 def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:

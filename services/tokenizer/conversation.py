@@ -35,11 +35,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of thinking as a client sends it back: its text, a capsule of it (opaque bytes), or both."""
+
+    text: str
+    capsule: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of one speaker.
 
-    ``reasoning`` and ``calls`` belong to assistants, ``call_id`` and ``is_error`` to results. ``capsules`` are opaque
-    bytes from an earlier answer.
+    ``reasoning`` and ``calls`` belong to assistants, ``call_id`` and ``is_error`` to results. ``thoughts`` are there
+    until their capsules are opened; ``reasoning`` is their text.
     """
 
     role: Role
@@ -49,7 +57,14 @@ class Message:
     calls: tuple[Call, ...] = ()
     call_id: str | None = None
     is_error: bool = False
-    capsules: tuple[bytes, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """JSON, of a schema (its text as received) or any object."""
+
+    schema_json: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +79,5 @@ class Conversation:
     parallel_calls: bool = True
     enable_thinking: bool | None = field(default=None)
     """None leaves it to the template."""
+    output_format: OutputFormat | None = None
+    """None: free text."""

@@ -145,13 +145,23 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningFinished:
+    """The thinking has ended; ``capsule`` carries it, empty where there is none."""
+
+    choice: int
+    capsule: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class CallStarted:
     """A call with the id that was minted for it."""
 
     choice: int
     index: int
     call_id: str
+    namespace: str | None
     name: str
+    """In its namespace."""
     is_custom: bool
 
 
@@ -166,12 +176,11 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call with its whole arguments; ``capsule`` replays the turn's exact ids."""
+    """A call with its whole arguments."""
 
     choice: int
     index: int
     arguments: str
-    capsule: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +194,17 @@ class Finished:
     encoded_ms: float
     """Wall time of rendering and encoding the prompt."""
     warnings: tuple[str, ...]
-    reasoning_capsule: bytes | None = None
 
 
 EngineEvent = Admitted | Progress | Sampled | Ended
-AnswerEvent = Admitted | Progress | ReasoningDelta | TextDelta | CallStarted | CallDelta | CallFinished | Finished
+AnswerEvent = (
+    Admitted
+    | Progress
+    | ReasoningDelta
+    | ReasoningFinished
+    | TextDelta
+    | CallStarted
+    | CallDelta
+    | CallFinished
+    | Finished
+)

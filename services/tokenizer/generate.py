@@ -1,9 +1,9 @@
 """Engine events → the answer's events: the tokenizer's half of a generation."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from services.tokenizer.choice import Choice
+from services.tokenizer.choice import Choice, Seal
 from services.tokenizer.conversation import Conversation
 from services.tokenizer.dialects.dialect import StreamParser
 from services.tokenizer.errors import EngineLostError
@@ -23,8 +23,8 @@ from services.tokenizer.sampling import Sampling
 from services.vocabulary import Vocabulary
 
 NewParser = Callable[[], StreamParser | None]
-Remember = Callable[[Record], Awaitable[bytes | None]]
-"""Keeps an answer's record for the next prompt; gives a capsule of it for clients that echo only that."""
+Remember = Callable[[Record], Awaitable[None]]
+"""Keeps an answer's record for the next prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,25 @@ async def answer(
     encoded_ms: float,
     new_parser: NewParser,
     remember: Remember,
+    seal: Seal,
+    warnings: Sequence[str] = (),
 ) -> AsyncGenerator[AnswerEvent]:
     """The answer's events, as few as possible for each message of the engine.
 
-    ``encoded_ms`` is what the prompt cost. ``remember`` is awaited with what the next prompt needs before the choice's
-    Finished, so that a client's next turn finds it. Raises EngineLostError when ``events`` end before every choice has.
+    ``encoded_ms`` is what the prompt cost, ``warnings`` what is to be said of it. ``remember`` is awaited with what the
+    next prompt needs before the first choice's Finished, so that a client's next turn finds it. Raises EngineLostError
+    when ``events`` end before every choice has.
     """
     hidden_ids = vocabulary.special_ids | frozenset(request.sampling.stop_token_ids)
+    source = request.source
+    tool_by_name = {} if isinstance(source, str) else {tool.name: tool for tool in source.tools}
     choices: dict[int, Choice] = {}
     num_ended = 0
 
     def choice_of(index: int) -> Choice:
         if index not in choices:
-            choices[index] = Choice(index, vocabulary, hidden_ids, request.sampling.stop_texts, new_parser())
+            stop_texts = request.sampling.stop_texts
+            choices[index] = Choice(index, vocabulary, hidden_ids, stop_texts, new_parser(), seal, tool_by_name)
         return choices[index]
 
     async for event in events:
@@ -77,14 +83,15 @@ async def answer(
                 for found in choice.finish():
                     yield found
                 record = choice.record()
-                capsule = None if record is None or event.choice else await remember(record)
-                yield _finished(request, event, choice, encoded_ms, capsule)
+                if record is not None and event.choice == 0:
+                    await remember(record)
+                yield _finished(request, event, choice, encoded_ms, warnings)
     if num_ended < (request.sampling.choices or 1):
         raise EngineLostError("the engine ended its answer early; what has arrived is incomplete")
 
 
 def _finished(
-    request: GenerationRequest, event: Ended, choice: Choice, encoded_ms: float, capsule: bytes | None
+    request: GenerationRequest, event: Ended, choice: Choice, encoded_ms: float, warnings: Sequence[str]
 ) -> Finished:
     reason, stop_text = event.reason, choice.stop_text
     if stop_text is not None:
@@ -94,5 +101,5 @@ def _finished(
         stop_text = request.sampling.stop_texts[event.stop_index]
     if reason is FinishReason.STOP and choice.has_calls:
         reason = FinishReason.CALLS
-    warnings = (*event.warnings, *choice.warnings)
-    return Finished(event.choice, reason, stop_text, event.usage, encoded_ms, warnings, capsule)
+    all_warnings = (*warnings, *event.warnings, *choice.warnings)
+    return Finished(event.choice, reason, stop_text, event.usage, encoded_ms, all_warnings)

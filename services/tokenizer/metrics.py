@@ -18,8 +18,9 @@ CACHED_TOKENS = Counter(
 )
 SEGMENTS = Counter(
     "fencepost_tokenizer_segments",
-    "Assistant segments of prompts: spliced (from memory, store or capsule), rendered (nothing is known of them) or "
-    "diverged (something is, but the client sent other text, calls or history).",
+    "Assistant segments of prompts: spliced (from memory or store), thinking (only that, from a capsule), rendered "
+    "(nothing is known of them) or diverged (something is, but the client sent other text, thinking, calls or "
+    "history).",
     ["outcome", "reason"],
 )
 TRANSCRIPT_RECORDS = Gauge("fencepost_tokenizer_transcript_records", "Assistant segments remembered in memory.")

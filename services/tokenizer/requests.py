@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
 
-from services.tokenizer.conversation import Call, Conversation, Message, Role, ToolMode
-from services.tokenizer.dialects.events import ToolSpec
+from services.tokenizer.conversation import Call, Conversation, Message, OutputFormat, Role, Thought, ToolMode
+from services.tokenizer.dialects.events import ToolSpec, flat_name
 from services.tokenizer.dialects.json_text import split_object
 from services.tokenizer.errors import InvalidRequestError, UnsupportedError
 from services.tokenizer.generate import GenerationRequest
 from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Priority, Routing, derive_conversation_key
 from services.tokenizer.sampling import Sampling
-
-OMITTED_IMAGE = "[image omitted: this model does not take images]"
-OMITTED_DOCUMENT = "[document omitted: this model does not take documents]"
 
 _ROLES = {
     conversation_pb2.ROLE_SYSTEM: Role.SYSTEM,
@@ -27,6 +24,10 @@ _ROLES = {
     conversation_pb2.ROLE_TOOL: Role.TOOL,
 }
 _THINKING = {conversation_pb2.REASONING_MODE_OFF: False, conversation_pb2.REASONING_MODE_ON: True}
+_GRAMMARS = {
+    conversation_pb2.TOOL_GRAMMAR_SYNTAX_LARK: "Lark grammar",
+    conversation_pb2.TOOL_GRAMMAR_SYNTAX_REGEX: "regular expression",
+}
 _NO_ARGUMENTS = '{"type": "object", "properties": {}}'
 
 
@@ -113,8 +114,6 @@ def read_token_ids(data: bytes, vocabulary_size: int, max_bytes: int) -> TokenId
 
 def read_conversation(message: conversation_pb2.Conversation) -> Conversation:
     """Raises InvalidRequestError and UnsupportedError."""
-    if message.output_format.WhichOneof("kind") is not None:
-        raise UnsupportedError("conversation.output_format", "output_format is not supported yet")
     if not message.messages:
         raise InvalidRequestError("conversation.messages", "the conversation has no messages")
     mode = message.reasoning.mode
@@ -127,6 +126,7 @@ def read_conversation(message: conversation_pb2.Conversation) -> Conversation:
         tool_mode=_read_tool_mode(message),
         parallel_calls=not message.HasField("parallel_calls") or message.parallel_calls,
         enable_thinking=_THINKING.get(mode),
+        output_format=_read_output_format(message.output_format),
     )
 
 
@@ -136,15 +136,36 @@ def _read_tools(message: conversation_pb2.Conversation) -> tuple[ToolSpec, ...]:
         field = f"conversation.tools[{index}]"
         if not tool.name:
             raise InvalidRequestError(f"{field}.name", f"{field}.name is empty")
-        name = f"{tool.namespace}.{tool.name}" if tool.HasField("namespace") else tool.name
+        namespace = tool.namespace or None
+        name = tool.name if namespace is None else flat_name(namespace, tool.name)
         if any(name == other.name for other in tools):
             raise InvalidRequestError(f"{field}.name", f"there are two tools {name!r}")
         is_custom = tool.kind == conversation_pb2.CALL_KIND_CUSTOM
         parameters = tool.parameters_json or _NO_ARGUMENTS
         if not is_custom and split_object(parameters) is None:
             raise InvalidRequestError(f"{field}.parameters_json", f"the parameters of {name!r} are no JSON object")
-        tools.append(ToolSpec(name, _optional(tool, "description"), parameters, is_custom))
+        tools.append(ToolSpec(name, _describe(tool), parameters, is_custom, namespace))
     return tuple(tools)
+
+
+def _describe(tool: conversation_pb2.Tool) -> str | None:
+    """The description, and the grammar of a custom tool's text, which no format has a place for."""
+    description = _optional(tool, "description")
+    syntax = _GRAMMARS.get(tool.grammar.syntax)
+    if tool.kind != conversation_pb2.CALL_KIND_CUSTOM or syntax is None or not tool.grammar.text:
+        return description
+    grammar = f"The text has to match this {syntax}:\n{tool.grammar.text}"
+    return f"{description}\n\n{grammar}" if description else grammar
+
+
+def _read_output_format(message: conversation_pb2.OutputFormat) -> OutputFormat | None:
+    match message.WhichOneof("kind"):
+        case "json_object":
+            return OutputFormat(None)
+        case "json_schema":
+            return OutputFormat(message.json_schema.schema_json or None)
+        case _:
+            return None
 
 
 def _read_tool_mode(message: conversation_pb2.Conversation) -> ToolMode:
@@ -166,33 +187,34 @@ def _read_message(message: conversation_pb2.Message, field: str) -> Message:
     if message.calls and role is not Role.ASSISTANT:
         raise InvalidRequestError(f"{field}.calls", f"{field}: only an assistant makes calls")
     parts: list[str] = []
-    reasoning: list[str] = []
-    capsules = [call.capsule for call in message.calls if call.HasField("capsule")]
+    is_text_only = True
+    thoughts: list[Thought] = []
     for index, part in enumerate(message.parts):
         if part.WhichOneof("kind") == "reasoning":
-            reasoning.append(part.reasoning.text)
-            if part.reasoning.HasField("capsule"):
-                capsules.append(part.reasoning.capsule)
+            thoughts.append(Thought(part.reasoning.text, part.reasoning.capsule or None))
         else:
             parts.append(_read_part(part, f"{field}.parts[{index}]"))
-    if reasoning and role is not Role.ASSISTANT:
+            is_text_only = is_text_only and part.WhichOneof("kind") in ("text", "refusal")
+    if thoughts and role is not Role.ASSISTANT:
         raise InvalidRequestError(f"{field}.parts", f"{field}: only an assistant thinks")
+    # An answer in several parts was one text: only so is it recognised.
+    separator = "" if role is Role.ASSISTANT and is_text_only else "\n"
     return Message(
         role=role,
-        content="\n".join(parts),
+        content=separator.join(part for part in parts if part),
         name=_optional(message, "name"),
-        reasoning="\n".join(text for text in reasoning if text),
+        reasoning="\n".join(thought.text for thought in thoughts if thought.text),
         calls=tuple(_read_call(call, f"{field}.calls[{index}]") for index, call in enumerate(message.calls)),
         call_id=_optional(message, "call_id"),
         is_error=message.is_error,
-        capsules=tuple(capsule for capsule in capsules if capsule),
+        thoughts=tuple(thoughts) if any(thought.capsule for thought in thoughts) else (),
     )
 
 
 def _read_call(call: conversation_pb2.Call, field: str) -> Call:
     if not call.name:
         raise InvalidRequestError(f"{field}.name", f"{field}.name is empty")
-    name = f"{call.namespace}.{call.name}" if call.HasField("namespace") else call.name
+    name = flat_name(call.namespace, call.name) if call.namespace else call.name
     return Call(call.call_id, name, call.arguments, call.kind == conversation_pb2.CALL_KIND_CUSTOM)
 
 
@@ -203,11 +225,23 @@ def _read_part(part: conversation_pb2.Part, field: str) -> str:
         case "refusal":
             return part.refusal.text
         case "image":
-            return OMITTED_IMAGE
+            return _not_shown(part.image.media_type, "image")
         case "document":
-            return part.document.text if part.document.WhichOneof("source") == "text" else OMITTED_DOCUMENT
+            return _read_document(part.document)
         case _:
             raise InvalidRequestError(field, f"{field} is empty")
+
+
+def _read_document(document: conversation_pb2.DocumentPart) -> str:
+    if document.WhichOneof("source") != "text":
+        return _not_shown(document.media_type, "document", document.title)
+    return f"{document.title}\n{document.text}" if document.title else document.text
+
+
+def _not_shown(media_type: str, kind: str, title: str = "") -> str:
+    """In place of what is no text. Nothing of the source is in it: clients may send that in another form next time."""
+    words = [word for word in (media_type, kind, title and f'"{title}"') if word]
+    return f"[{' '.join(words)}, not shown: this model takes text only]"
 
 
 def _read_template_options(options: Mapping[str, str]) -> dict[str, object]:

@@ -14,6 +14,7 @@ from services.tokenizer.events import (
     Finished,
     Progress,
     ReasoningDelta,
+    ReasoningFinished,
     TextDelta,
     Tier,
     TokenLogprob,
@@ -68,11 +69,20 @@ def write_event(event: AnswerEvent, vocabulary: Vocabulary) -> tokenizer_pb2.Gen
             return tokenizer_pb2.GenerateResponse(
                 reasoning_delta=tokenizer_pb2.ReasoningDelta(text=event.text, choice=event.choice)
             )
+        case ReasoningFinished():
+            return tokenizer_pb2.GenerateResponse(
+                reasoning_finished=tokenizer_pb2.ReasoningFinished(capsule=event.capsule, choice=event.choice)
+            )
         case CallStarted():
             kind = conversation_pb2.CALL_KIND_CUSTOM if event.is_custom else conversation_pb2.CALL_KIND_FUNCTION
             return tokenizer_pb2.GenerateResponse(
                 call_started=tokenizer_pb2.CallStarted(
-                    index=event.index, call_id=event.call_id, name=event.name, kind=kind, choice=event.choice
+                    index=event.index,
+                    call_id=event.call_id,
+                    namespace=event.namespace,
+                    name=event.name,
+                    kind=kind,
+                    choice=event.choice,
                 )
             )
         case CallDelta():
@@ -82,7 +92,7 @@ def write_event(event: AnswerEvent, vocabulary: Vocabulary) -> tokenizer_pb2.Gen
         case CallFinished():
             return tokenizer_pb2.GenerateResponse(
                 call_finished=tokenizer_pb2.CallFinished(
-                    index=event.index, arguments=event.arguments, capsule=event.capsule, choice=event.choice
+                    index=event.index, arguments=event.arguments, choice=event.choice
                 )
             )
         case Finished():
@@ -92,7 +102,6 @@ def write_event(event: AnswerEvent, vocabulary: Vocabulary) -> tokenizer_pb2.Gen
                     reason=tokenizer_pb2.FinishReason.Value(f"FINISH_REASON_{event.reason.name}"),
                     stop_text=event.stop_text,
                     usage=_usage(event.usage, event.encoded_ms),
-                    reasoning_capsule=event.reasoning_capsule,
                     warnings=event.warnings,
                 )
             )

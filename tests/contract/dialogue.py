@@ -64,18 +64,34 @@ class Turn:
         return "".join(event.text_delta.text for event in self.events)
 
     @property
+    def reasoning(self) -> str:
+        return "".join(event.reasoning_delta.text for event in self.events)
+
+    @property
+    def capsules(self) -> list[bytes]:
+        """Of the thinking: one, where there was any."""
+        return [event.reasoning_finished.capsule for event in self.events if event.HasField("reasoning_finished")]
+
+    @property
     def finished(self) -> pb.Finished:
         return self.events[-1].finished
 
-    def message(self, echo: Echo = str) -> cpb.Message:
-        """The answer as a client sends it back."""
+    def message(self, echo: Echo = str, reasoning: cpb.ReasoningPart | None = None) -> cpb.Message:
+        """The answer as a client sends it back; without thinking, as most do, unless ``reasoning`` has some."""
         started = [event.call_started for event in self.events if event.HasField("call_started")]
         whole = {e.call_finished.index: e.call_finished.arguments for e in self.events if e.HasField("call_finished")}
         calls = [
-            cpb.Call(call_id=call.call_id, name=call.name, kind=call.kind, arguments=echo(whole[call.index]))
+            cpb.Call(
+                call_id=call.call_id,
+                namespace=call.namespace if call.HasField("namespace") else None,
+                name=call.name,
+                kind=call.kind,
+                arguments=echo(whole[call.index]),
+            )
             for call in started
         ]
-        parts = [text_part(self.text)] if self.text else []
+        parts = [] if reasoning is None else [cpb.Part(reasoning=reasoning)]
+        parts += [text_part(self.text)] if self.text else []
         return cpb.Message(role=cpb.ROLE_ASSISTANT, parts=parts, calls=calls)
 
 
@@ -88,11 +104,19 @@ class Dialogue:
     tenant: str = "t"
     cache_scope: str = ""
     thinking: cpb.ReasoningMode.ValueType = cpb.REASONING_MODE_UNSPECIFIED
+    output_format: cpb.OutputFormat | None = None
+    tool_mode: cpb.ToolChoiceMode.ValueType = cpb.TOOL_CHOICE_MODE_AUTO
 
     @property
     def conversation(self) -> cpb.Conversation:
         reasoning = cpb.ReasoningOptions(mode=self.thinking)
-        return cpb.Conversation(messages=self.messages, tools=self.tools, reasoning=reasoning)
+        return cpb.Conversation(
+            messages=self.messages,
+            tools=self.tools,
+            tool_choice=cpb.ToolChoice(mode=self.tool_mode),
+            reasoning=reasoning,
+            output_format=self.output_format,
+        )
 
     @property
     def routing(self) -> pb.Routing:

@@ -30,12 +30,16 @@ def write_tiny_engine_model(target: Path, **changes: Any) -> Path:
 
 @dataclass(frozen=True)
 class Answer:
-    """All of one Generate call."""
+    """All of one Generate call; ``ids`` and ``finished`` are its first choice's."""
 
     ids: tuple[int, ...]
     admitted: pb.Admitted
     finished: pb.Finished
     num_messages: int
+    ids_by_choice: dict[int, list[int]]
+    finished_by_choice: dict[int, pb.Finished]
+    logprobs: tuple[pb.TokenLogprobs, ...]
+    """Of the first choice."""
 
     @property
     def usage(self) -> pb.Usage:
@@ -66,20 +70,31 @@ class EngineClient:
         return self.stub.Generate(request)
 
     async def generate(self, ids: list[int], max_tokens: int = 8, scope: str = "scope", **fields: Any) -> Answer:
-        out: list[int] = []
-        admitted, finished, count = pb.Admitted(), pb.Finished(), 0
+        admitted, count = pb.Admitted(), 0
+        ids_by_choice: dict[int, list[int]] = {0: []}
+        finished_by_choice = {0: pb.Finished()}
+        logprobs: list[pb.TokenLogprobs] = []
         async for message in self.start(ids, max_tokens, scope, **fields):
             count += 1
             match message.WhichOneof("event"):
                 case "admitted":
                     admitted = message.admitted
                 case "tokens":
-                    out += message.tokens.ids
+                    ids_by_choice.setdefault(message.tokens.choice, []).extend(message.tokens.ids)
+                    logprobs += () if message.tokens.choice else message.tokens.logprobs
                 case "finished":
-                    finished = message.finished
+                    finished_by_choice[message.finished.choice] = message.finished
                 case _:
                     pass
-        return Answer(tuple(out), admitted, finished, count)
+        return Answer(
+            tuple(ids_by_choice[0]),
+            admitted,
+            finished_by_choice[0],
+            count,
+            ids_by_choice,
+            finished_by_choice,
+            tuple(logprobs),
+        )
 
     async def load(self, until: Any = lambda load: True) -> pb.WatchLoadResponse:
         """The first load that satisfies ``until``."""

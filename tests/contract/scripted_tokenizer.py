@@ -44,6 +44,10 @@ def reasoning(value: str) -> pb.GenerateResponse:
     return pb.GenerateResponse(reasoning_delta=pb.ReasoningDelta(text=value))
 
 
+def reasoning_finished(capsule: bytes) -> pb.GenerateResponse:
+    return pb.GenerateResponse(reasoning_finished=pb.ReasoningFinished(capsule=capsule))
+
+
 def call(
     index: int,
     call_id: str,
@@ -63,14 +67,18 @@ def progress(prefilled_tokens: int) -> pb.GenerateResponse:
 
 
 def finished(
-    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP, *, vram: int = 120, ssd: int = 8
+    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP,
+    *,
+    vram: int = 120,
+    ssd: int = 8,
+    stop_text: str | None = None,
 ) -> pb.GenerateResponse:
     cached = pb.Cached(
         by_tier=[pb.TierTokens(tier=pb.TIER_VRAM, tokens=vram), pb.TierTokens(tier=pb.TIER_SSD, tokens=ssd)],
         recomputed_tokens=135 - vram - ssd,
     )
     usage = pb.Usage(prompt_tokens=135, cached=cached, output_tokens=7, reasoning_tokens=2)
-    return pb.GenerateResponse(finished=pb.Finished(reason=reason, usage=usage))
+    return pb.GenerateResponse(finished=pb.Finished(reason=reason, usage=usage, stop_text=stop_text))
 
 
 HELLO = [admitted(), text("Hello"), text(", world"), finished()]
@@ -94,7 +102,10 @@ class ScriptedTokenizer(_Servicer):
         ]
     )
     error: ServiceError | None = None
+    """Of Generate and CountTokens."""
+    models_error: ServiceError | None = None
     requests: list[pb.GenerateRequest] = field(default_factory=list[pb.GenerateRequest])
+    counted: list[pb.CountTokensRequest] = field(default_factory=list[pb.CountTokensRequest])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     deadline_s: float | None = None
     num_sent: int = 0
@@ -127,9 +138,15 @@ class ScriptedTokenizer(_Servicer):
         finally:
             (self.completed if is_complete else self.cancelled).set()
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+    async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
+        self.counted.append(request)
         if self.error is not None:
             raise self.error
+        return pb.CountTokensResponse(tokens=135)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        if self.models_error is not None:
+            raise self.models_error
         return pb.ListModelsResponse(models=self.models)
 
     @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -118,6 +119,95 @@ async def test_equal_seeds_give_equal_tokens_in_any_company(engine: EngineClient
     assert alone.ids != (await engine.generate(prompt(6, 30), 12)).ids
 
 
+async def test_the_first_of_several_choices_is_what_one_alone_would_be(engine: EngineClient):
+    sampling = pb.Sampling(temperature=1.5, seed=42, max_tokens=12, ignore_end=True)
+    alone = await engine.generate(prompt(6, 50), sampling=sampling)
+    sampling.choices = 4
+    several = await engine.generate(prompt(6, 50), sampling=sampling, scope="other")
+    assert several.ids == alone.ids
+    assert len({tuple(ids) for ids in several.ids_by_choice.values()}) == 4
+    again = await engine.generate(prompt(6, 50), sampling=sampling, scope="again")
+    assert again.ids_by_choice == several.ids_by_choice
+
+
+async def test_choices_compute_their_prompt_once_and_have_an_account_each(engine: EngineClient):
+    ids = prompt(7, 200)
+    answer = await engine.generate(ids, sampling=pb.Sampling(seed=1, max_tokens=20, choices=3, ignore_end=True))
+    assert set(answer.finished_by_choice) == {0, 1, 2}
+    for choice, finished in answer.finished_by_choice.items():
+        assert (finished.choice, finished.usage.output_tokens) == (choice, 20)
+        assert finished.usage.prompt_tokens == 200
+        assert finished.usage.cached == answer.admitted.cached
+    load = await engine.settled()
+    assert load.held_blocks == 0
+    assert load.free_blocks + load.cached_blocks == load.total_blocks
+    # What a whole block does not cover is computed once more for every choice, and nothing else of the prompt.
+    assert load.cached_blocks <= 200 // 16 + 3 * 3
+
+
+async def test_greedy_choices_are_equal(engine: EngineClient):
+    sampling = pb.Sampling(temperature=0, max_tokens=30, choices=5, ignore_end=True)
+    answer = await engine.generate(prompt(8, 33), sampling=sampling)
+    assert list(answer.ids_by_choice.values()) == [list(answer.ids)] * 5
+    assert answer.ids == (await engine.generate(prompt(8, 33), 30, scope="alone")).ids
+
+
+async def test_a_caller_of_several_choices_that_leaves_holds_nothing(engine: EngineClient):
+    sampling = pb.Sampling(seed=1, max_tokens=1000, choices=6, ignore_end=True)
+    call = engine.start(prompt(9, 100), sampling=sampling)
+    seen: set[int] = set()
+    async for message in call:
+        seen |= {message.tokens.choice} if message.HasField("tokens") else set()
+        if len(seen) == 6:
+            break
+    call.cancel()
+    load = await engine.settled()
+    assert load.held_blocks == 0
+
+
+async def test_more_choices_than_the_pool_holds_all_finish(model: Path):
+    ids = prompt(10, 100)
+    sampling = pb.Sampling(temperature=1, seed=3, max_tokens=60, choices=8, ignore_end=True)
+    async with run_engine(model) as engine:
+        roomy = await engine.generate(ids, sampling=sampling)
+    async with run_engine(model, vram_bytes=20 * 16 * 512, max_waiting=8) as engine:
+        tight = await engine.generate(ids, sampling=sampling)
+        assert tight.ids_by_choice == roomy.ids_by_choice
+        assert (await engine.settled()).held_blocks == 0
+        sampling.choices = 9
+        refused = await failure(engine.start(ids, sampling=sampling))
+        assert (refused.code.name, refused.metadata["field"]) == ("INVALID_ARGUMENT", "sampling.choices")
+
+
+async def test_log_probabilities_come_with_every_token(engine: EngineClient):
+    ids = prompt(13, 40)
+    plain = await engine.generate(ids, 6)
+    assert plain.logprobs == ()
+    sampling = pb.Sampling(temperature=0, max_tokens=6, ignore_end=True, logprobs=4)
+    answer = await engine.generate(ids, sampling=sampling)
+    assert answer.ids == plain.ids
+    assert [one.sampled.token_id for one in answer.logprobs] == list(answer.ids)
+    for one in answer.logprobs:
+        assert [top.logprob for top in one.top] == sorted((top.logprob for top in one.top), reverse=True)
+        assert one.top[0] == one.sampled
+        assert len(one.top) == 4
+        assert sum(math.exp(top.logprob) for top in one.top) < 1
+    sampling.logprobs = 0
+    assert all(not one.top for one in (await engine.generate(ids, sampling=sampling)).logprobs)
+
+
+async def test_a_bias_and_a_penalty_change_a_greedy_output(engine: EngineClient):
+    ids = prompt(14, 40)
+    free = (await engine.generate(ids, 10)).ids
+    sampling = pb.Sampling(temperature=0, max_tokens=10, ignore_end=True, logit_bias={77: 100})
+    assert (await engine.generate(ids, sampling=sampling)).ids == (77,) * 10
+    sampling = pb.Sampling(temperature=0, max_tokens=10, ignore_end=True, logit_bias={free[0]: -100})
+    assert free[0] not in (await engine.generate(ids, sampling=sampling)).ids
+    sampling = pb.Sampling(temperature=0, max_tokens=40, ignore_end=True, repetition_penalty=1e6)
+    once = (await engine.generate(ids, sampling=sampling)).ids
+    assert len({*once, *ids}) == 40 + len(set(ids))
+
+
 async def test_stop_token_ids_and_stop_texts_end_the_output(engine: EngineClient):
     ids = prompt(11, 30)
     free = (await engine.generate(ids, 40)).ids
@@ -147,9 +237,17 @@ async def test_an_exact_repeat_gives_the_same_answer_from_the_cache(engine: Engi
         ({"ids": [500]}, "INVALID_ARGUMENT", "token_ids"),
         ({"ids": [-1]}, "INVALID_ARGUMENT", "token_ids"),
         ({"fence": {}}, "UNIMPLEMENTED", "fence"),
-        ({"sampling": pb.Sampling(logprobs=3)}, "UNIMPLEMENTED", "sampling.logprobs"),
-        ({"sampling": pb.Sampling(choices=2)}, "UNIMPLEMENTED", "sampling.choices"),
-        ({"sampling": pb.Sampling(presence_penalty=1)}, "UNIMPLEMENTED", "sampling.presence_penalty"),
+        ({"sampling": pb.Sampling(min_p=1.5)}, "INVALID_ARGUMENT", "sampling.min_p"),
+        ({"sampling": pb.Sampling(logprobs=21)}, "INVALID_ARGUMENT", "sampling.logprobs"),
+        ({"sampling": pb.Sampling(choices=0)}, "INVALID_ARGUMENT", "sampling.choices"),
+        ({"sampling": pb.Sampling(choices=129)}, "INVALID_ARGUMENT", "sampling.choices"),
+        ({"sampling": pb.Sampling(presence_penalty=2.5)}, "INVALID_ARGUMENT", "sampling.presence_penalty"),
+        ({"sampling": pb.Sampling(frequency_penalty=-3)}, "INVALID_ARGUMENT", "sampling.frequency_penalty"),
+        ({"sampling": pb.Sampling(repetition_penalty=0)}, "INVALID_ARGUMENT", "sampling.repetition_penalty"),
+        ({"sampling": pb.Sampling(repetition_penalty=math.inf)}, "INVALID_ARGUMENT", "sampling.repetition_penalty"),
+        ({"sampling": pb.Sampling(logit_bias={500: 1})}, "INVALID_ARGUMENT", "sampling.logit_bias"),
+        ({"sampling": pb.Sampling(logit_bias={5: 101})}, "INVALID_ARGUMENT", "sampling.logit_bias"),
+        ({"sampling": pb.Sampling(logit_bias={5: math.nan})}, "INVALID_ARGUMENT", "sampling.logit_bias"),
     ],
 )
 async def test_a_bad_field_is_named(engine: EngineClient, fields: dict[str, Any], code: str, field: str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import random
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from dialogue import (
 from fencepost.tokenizer.v1 import conversation_pb2 as cpb
 from fencepost.tokenizer.v1 import tokenizer_pb2 as pb
 from scripted_engine import ScriptedEngine, admitted, finished, sampled
+from thinking_model import write_thinking_model
 from tokenizers import Tokenizer
 
 from services.identity import tokenizer_fingerprint
@@ -192,7 +192,6 @@ async def test_canonical_mode_encodes_anew(
     dialogue = Dialogue(begun().messages, tenant="canonical")
     async with tokenizer_at(smollm2_dir, engine.address, records=records, transcript_mode="canonical") as stub:
         first = await dialogue.ask(stub, engine, byte_ids(TEXT, vocabulary))
-        assert not first.finished.HasField("reasoning_capsule")
         second = await dialogue.add(first.message(), user("And?")).ask(stub, engine, [END])
     assert second.prompt == whole.encode(chatml(dialogue)).ids
 
@@ -396,37 +395,13 @@ async def test_tools_stand_in_the_prompt_as_they_came(stub: Any) -> None:
     assert prompts[0] == prompts[2] != prompts[1]
 
 
-THINKING_TEMPLATE = """\
-{%- set ns = namespace(last=0) %}
-{%- for message in messages %}
-{%- if message.role == 'user' and not message.content.startswith('<tool_response>') %}
-{%- set ns.last = loop.index0 %}
-{%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.role == 'assistant' and message.reasoning_content and loop.index0 > ns.last %}
-{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
-{%- endif %}
-{{- message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
-{%- endif %}"""
-"""As Qwen3's: thinking stays in the history as long as the user has said nothing since, an empty block never does."""
 EMPTY_BLOCK = "<think>\n\n</think>\n\n"
 
 
 @pytest.fixture
 def thinking_dir(tmp_path: Path, smollm2_dir: Path) -> Path:
     """A model that thinks."""
-    target = tmp_path / "thinking"
-    target.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
-        (target / name).symlink_to(smollm2_dir / name)
-    (target / "chat_template.jinja").write_text(THINKING_TEMPLATE)
-    return target
+    return write_thinking_model(tmp_path / "thinking", smollm2_dir)
 
 
 async def test_a_block_that_stands_only_in_the_generation_prompt_forks_there(
@@ -466,7 +441,7 @@ async def test_thinking_that_no_client_sends_back_returns_where_the_template_kee
         for _ in range(4):
             turn = await dialogue.ask(stub, engine, ids)
             assert turn.text == ""
-            assert "".join(event.reasoning_delta.text for event in turn.events) == "Hm, 🦊?"
+            assert turn.reasoning == "Hm, 🦊?"
             turns.append(turn)
             said = turn.message(parsed_and_dumped)
             dialogue.add(said, *results(said))
@@ -485,30 +460,6 @@ async def test_thinking_that_no_client_sends_back_returns_where_the_template_kee
         forked = await dialogue.add(user("Thanks.")).encode(restarted)
         assert segments("diverged") > diverged
         assert forked == await dialogue.encode(canonical)
-
-
-async def test_capsules_carry_the_ids_where_there_is_no_store(
-    thinking_dir: Path, tmp_path: Path, engine: ScriptedEngine, vocabulary: Vocabulary
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"k1:{base64.b64encode(bytes(32)).decode()}\n")
-    keys.chmod(0o600)
-    dialogue = begun()
-    ids = [*byte_ids(f"<think>\nHm.\n</think>\n\n{ONE_CALL}", vocabulary), END]
-    async with tokenizer_at(thinking_dir, engine.address, capsule_keys=keys) as stub:
-        first = await dialogue.ask(stub, engine, ids)
-    said = first.message(parsed_and_dumped)
-    reasoning = cpb.ReasoningPart(capsule=first.finished.reasoning_capsule)
-    said.parts.insert(0, cpb.Part(reasoning=reasoning))
-    dialogue.add(said, *results(said))
-    async with (
-        tokenizer_at(thinking_dir, engine.address, capsule_keys=keys) as restarted,
-        tokenizer_at(thinking_dir, transcript_mode="canonical") as canonical,
-    ):
-        assert (await dialogue.encode(restarted))[: len(first.prompt) + len(ids)] == first.prompt + ids
-        stranger = dialogue.copy()
-        stranger.tenant = "stranger"
-        assert await stranger.encode(restarted) == await stranger.encode(canonical)
 
 
 def _bytes(ids: list[int]) -> bytes:

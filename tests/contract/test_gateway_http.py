@@ -21,6 +21,7 @@ async def test_models_in_the_shape_of_both_sdks(client: httpx.AsyncClient, prefi
         "display_name": MODEL,
         "created_at": "2023-11-14T22:13:20Z",
         "max_model_len": 8192,
+        "aliases": ["default", "claude-*", "gpt-*"],
     }
     answer = response.json()
     assert answer["data"][0] == first
@@ -46,7 +47,7 @@ async def test_unknown_model(client: httpx.AsyncClient) -> None:
 
 
 async def test_models_without_a_tokenizer(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
-    tokenizer.error = refusal("UNAVAILABLE", "STARTING", "still loading", retry_after_s=3)
+    tokenizer.models_error = refusal("UNAVAILABLE", "STARTING", "still loading", retry_after_s=3)
     response = await client.get("/v1/models")
     assert response.status_code == 503
     assert response.headers["retry-after"] == "3"

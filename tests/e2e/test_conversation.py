@@ -145,7 +145,7 @@ def test_any_service_may_be_killed(stack: Stack, service: str):
         ({"messages": []}, 400, "messages", None),
         ({"messages": "hello"}, 400, "messages", None),
         ({"messages": [{"role": "user", "content": 7}]}, 400, "messages[0].content", None),
-        ({"model": "gpt-nothing"}, 404, "model", "model_not_found"),
+        ({"model": "llama-nothing"}, 404, "model", "model_not_found"),
         ({"max_tokens": 0}, 400, "max_tokens", None),
         ({"max_tokens": -3}, 400, "max_tokens", None),
         ({"max_tokens": "many"}, 400, "max_tokens", None),

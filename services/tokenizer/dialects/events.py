@@ -14,9 +14,21 @@ class ToolSpec:
     """A tool the model may call. ``name`` is unique; ``parameters_json`` is the schema's text as received."""
 
     name: str
+    """Of a tool with a namespace, ``flat_name`` of both."""
     description: str | None
     parameters_json: str
     is_custom: bool = False
+    namespace: str | None = None
+
+    @property
+    def bare_name(self) -> str:
+        """As the client has it in its namespace."""
+        return self.name if self.namespace is None else self.name.removeprefix(flat_name(self.namespace, ""))
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """What the model calls a tool that has a namespace."""
+    return f"{namespace}__{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +96,11 @@ class Malformed:
     reason: str
 
 
-ParseEvent = Reasoning | Text | CallStarted | CallDelta | CallFinished | Malformed
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A call of ``name`` where none is allowed: nobody gets to see it."""
+
+    name: str
+
+
+ParseEvent = Reasoning | Text | CallStarted | CallDelta | CallFinished | Malformed | Withheld

@@ -1,16 +1,14 @@
-"""Capsules: records that the client keeps for us, and can neither read nor change.
+"""Capsules: an answer's thinking, which the client keeps for us and can neither read nor change.
 
 They travel as ``encrypted_content`` and ``signature``, for clients that send back nothing else of the thinking.
 
-    version u8 | kind u8 | length of key id u8 | key id | nonce, 12 bytes | AES-GCM(zlib(record)) with its tag, 16 bytes
+    version u8 | length of key id u8 | key id | nonce, 12 bytes | AES-GCM(zlib(record)) with its tag, 16 bytes
 
-Authenticated with it: version, kind, key id, tenant and tokenizer fingerprint.
+Authenticated with it: version, key id, tenant and tokenizer fingerprint.
 """
 
 import secrets
 import zlib
-from dataclasses import dataclass
-from enum import IntEnum
 
 from cryptography.exceptions import InvalidTag
 
@@ -24,25 +22,10 @@ VERSION = 1
 MAX_CAPSULE_BYTES = 2**20
 """Longer capsules are neither made nor opened: every later request of the conversation carries them."""
 
-_HEAD_BYTES = 3
+_HEAD_BYTES = 2
 # Random nonces are safe for 2^32 capsules of one key; a new first key in the file starts anew.
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
-
-
-class CapsuleKind(IntEnum):
-    """What a capsule comes with."""
-
-    REASONING = 1
-    CALL = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Capsule:
-    """What was in one."""
-
-    kind: CapsuleKind
-    record: Record
 
 
 class Capsules:
@@ -52,11 +35,11 @@ class Capsules:
         self._ring = ring
         self._fingerprint = tokenizer_fingerprint
 
-    def seal(self, tenant: str, kind: CapsuleKind, record: Record) -> bytes | None:
+    def seal(self, tenant: str, record: Record) -> bytes | None:
         """A capsule that only this tenant can send back; None where it would be too long."""
         key_id = self._ring.sealing_id
         packed = zlib.compress(encode_record(record))
-        head = bytes([VERSION, kind, len(key_id)]) + key_id.encode()
+        head = bytes([VERSION, len(key_id)]) + key_id.encode()
         if len(head) + _NONCE_BYTES + len(packed) + _TAG_BYTES > MAX_CAPSULE_BYTES:
             metrics.CAPSULES.labels("seal", "too_long").inc()
             return None
@@ -65,19 +48,19 @@ class Capsules:
         metrics.CAPSULES.labels("seal", "done").inc()
         return head + nonce + sealed
 
-    def open(self, tenant: str, capsule: bytes) -> Capsule | None:
+    def open(self, tenant: str, capsule: bytes) -> Record | None:
         """What is in a capsule; None, and a count of the reason, for one that this service did not make for
         ``tenant`` with one of its keys and this tokenizer."""
         opened, outcome = self._open(tenant, capsule)
         metrics.CAPSULES.labels("open", outcome).inc()
         return opened
 
-    def _open(self, tenant: str, capsule: bytes) -> tuple[Capsule | None, str]:
+    def _open(self, tenant: str, capsule: bytes) -> tuple[Record | None, str]:
         if len(capsule) > MAX_CAPSULE_BYTES:
             return None, "too_long"
-        if len(capsule) < _HEAD_BYTES or capsule[0] != VERSION or capsule[1] not in set(CapsuleKind):
+        if len(capsule) < _HEAD_BYTES or capsule[0] != VERSION:
             return None, "malformed"
-        head = capsule[: _HEAD_BYTES + capsule[2]]
+        head = capsule[: _HEAD_BYTES + capsule[1]]
         nonce, sealed = capsule[len(head) : len(head) + _NONCE_BYTES], capsule[len(head) + _NONCE_BYTES :]
         if len(sealed) < _TAG_BYTES:
             return None, "malformed"
@@ -89,7 +72,7 @@ class Capsules:
         except InvalidTag:
             return None, "refused"
         try:
-            return Capsule(CapsuleKind(head[1]), decode_record(_unpack(packed))), "done"
+            return decode_record(_unpack(packed)), "done"
         except (RecordFormatError, zlib.error):
             # Another release wrote it.
             return None, "malformed"

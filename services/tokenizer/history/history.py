@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from services.tokenizer import metrics
 from services.tokenizer.conversation import Message
-from services.tokenizer.history.capsules import CapsuleKind, Capsules
+from services.tokenizer.history.capsules import Capsules
 from services.tokenizer.history.memory import Transcripts
 from services.tokenizer.history.record import Record, RecordKey, find_echo, is_echo, is_spelt
 from services.tokenizer.history.record_store import RecordStore
+from services.tokenizer.history.splices import Spliced, splice_thought
 from services.tokenizer.routing import Routing
 from services.vocabulary import Vocabulary
 
@@ -40,14 +41,14 @@ class History:
         self._vocabulary = vocabulary
 
     def recall(self, tenant: str, message: Message) -> Record | None:
-        """The record of an echoed message wherever it stands now, by its calls' ids or its capsules. Never waits.
+        """The record of an echoed message wherever it stands now, by its calls' ids. Never waits.
 
         Good for its thinking. Its ids belong where they were sampled: ``find`` says whether that is here.
         """
         for record in self._of_calls(tenant, message):
             if is_echo(record, message.content, message.calls):
                 return record
-        return self._in_capsules(tenant, message)
+        return None
 
     def find(self, routing: Routing, key: RecordKey, message: Message) -> Found | None:
         """The record of a message at its place; may wait for the store, never on the loop's own thread."""
@@ -55,8 +56,6 @@ class History:
         record = self._transcripts.find(tenant, key, message.content, message.calls, message.reasoning)
         if record is not None:
             return Found(record, "memory")
-        if (record := self._in_capsules(tenant, message)) is not None:
-            return Found(record, "capsule")
         if self._store is None:
             return None
         call_id = message.calls[0].call_id if message.calls else None
@@ -84,17 +83,23 @@ class History:
         records = (self._transcripts.get(tenant, record_id) for record_id in ids if record_id is not None)
         return [record for record in records if record is not None]
 
-    def _in_capsules(self, tenant: str, message: Message) -> Record | None:
-        opened = (self._capsules.open(tenant, capsule) for capsule in message.capsules)
-        records = [found.record for found in opened if found is not None and is_spelt(found.record, self._vocabulary)]
-        return find_echo(records, message.content, message.calls, message.reasoning)
+    def seal(self, tenant: str, thought: Record) -> bytes | None:
+        """A capsule of an answer's thinking; None where it would be too long."""
+        return self._capsules.seal(tenant, thought)
 
-    async def remember(self, routing: Routing, key: RecordKey, record: Record) -> bytes | None:
-        """Keep an answer, in the store too unless the request says no; its capsule, None where it would be too long."""
+    def unseal(self, tenant: str, capsule: bytes) -> Record | None:
+        """The thinking in a capsule that a client has brought back; None where it is damaged or somebody else's."""
+        return self._capsules.open(tenant, capsule)
+
+    def beginning(self, thought: Record, text: str) -> Spliced | None:
+        """What of a turn's ``text`` has the ids of its unsealed thinking; None where the thinking is not in it."""
+        return splice_thought(thought, text, self._vocabulary)
+
+    async def remember(self, routing: Routing, key: RecordKey, record: Record) -> None:
+        """Keep an answer, in the store too unless the request says no."""
         self._transcripts.put(routing.tenant, key, record)
         if self._store is not None and routing.persist is not False:
             await self._store.store(routing.tenant, key, record, _STORE_WAIT_S)
-        return self._capsules.seal(routing.tenant, CapsuleKind.REASONING, record)
 
 
 def count_segment(outcome: str, reason: str) -> None:

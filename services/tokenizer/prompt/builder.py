@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.tokenizer.config import PARSE, REJECT
 from services.tokenizer.conversation import Conversation, Message, Role, ToolMode
+from services.tokenizer.dialects.call_free import CallFreeParser
 from services.tokenizer.dialects.dialect import Dialect, StreamParser
 from services.tokenizer.dialects.plain import PlainParser
 from services.tokenizer.errors import InvalidRequestError, PromptTooLargeError
 from services.tokenizer.history.history import History, count_segment
 from services.tokenizer.history.record import Chain, Record, RecordKey, record_key
-from services.tokenizer.history.splices import Decisions, Splices
+from services.tokenizer.history.splices import Decisions, Spliced, Splices, splice_turn
+from services.tokenizer.history.unsealed import Unsealed, unseal
 from services.tokenizer.prompt.appending import AppendingWriter, AppendLimits
+from services.tokenizer.prompt.continuation import continued
 from services.tokenizer.prompt.layout import Layout, PromptWriter
+from services.tokenizer.prompt.output_advice import format_warnings, with_advice
 from services.tokenizer.prompt.spellings import Ranges, first_spelling
 from services.tokenizer.rope.encoded import Encoded
 from services.tokenizer.rope.encoder import RopeEncoder
@@ -42,6 +47,8 @@ class Prompt:
     """(character of the rendering, by how much what follows it has moved), from splices of another length."""
     encoded_ms: float
     """Wall time of rendering and encoding."""
+    warnings: tuple[str, ...] = ()
+    """What of the request was not done as it was asked, for people."""
 
     @property
     def ids(self) -> TokenIds:
@@ -97,25 +104,28 @@ class PromptBuilder:
         anchor = f"{len(routing.tenant)}:{routing.tenant}{routing.conversation_key}"
         if isinstance(source, str):
             self._check_size(source, "text")
-            encoded, layout, moved = self._rope.encode(PromptText(source), anchor), None, ()
+            encoded, layout, moved, warnings = self._rope.encode(PromptText(source), anchor), None, (), ()
         else:
             if self._writer is None:
                 raise InvalidRequestError("conversation", "this model has no chat template; send text")
-            source = self._with_recalled_thinking(self._with_thinking_apart(source), routing)
-            layout, settled = self._write(self._writer, source, routing, anchor)
+            unsealed = self._unsealed(source, routing.tenant)
+            source = self._with_recalled_thinking(self._with_thinking_apart(unsealed.source), routing)
+            warnings = (*unsealed.warnings, *format_warnings(source))
+            layout, settled = self._write(self._writer, with_advice(source), unsealed.thoughts, routing, anchor)
             for outcome, reason in settled.outcomes:
                 count_segment(outcome, reason)
             encoded, moved = settled.encoded, settled.moved
         if not len(encoded.ids):
             raise InvalidRequestError("text" if layout is None else "conversation", "the prompt has no tokens")
-        return Prompt(encoded, layout, moved, (time.perf_counter() - started) * 1e3)
+        return Prompt(encoded, layout, moved, (time.perf_counter() - started) * 1e3, warnings)
 
     def new_parser(self, source: Conversation | str, prompt: Prompt) -> StreamParser | None:
         """A parser for one choice of the answer; None where all of it is text."""
         if isinstance(source, str):
             return None
-        if source.tools and source.tool_mode is not ToolMode.NONE:
-            return self._dialect.parser(source.tools, starts_in_reasoning=prompt.starts_in_reasoning)
+        if source.tools:
+            parser = self._dialect.parser(source.tools, starts_in_reasoning=prompt.starts_in_reasoning)
+            return CallFreeParser(parser) if source.tool_mode is ToolMode.NONE else parser
         if self._has_reasoning or prompt.starts_in_reasoning:
             return PlainParser(starts_in_reasoning=prompt.starts_in_reasoning)
         return None
@@ -138,6 +148,10 @@ class PromptBuilder:
             raise PromptTooLargeError(
                 field, f"the prompt has {num_bytes} bytes; at most {self._max_prompt_bytes} are taken"
             )
+
+    def _unsealed(self, source: Conversation, tenant: str) -> Unsealed:
+        history = self._history
+        return unseal(source, lambda capsule: None if history is None else history.unseal(tenant, capsule))
 
     def _with_thinking_apart(self, source: Conversation) -> Conversation:
         """Take thinking that a client sent back inside an answer's text out of it: templates expect it beside."""
@@ -183,54 +197,74 @@ class PromptBuilder:
         return literals
 
     def _write(
-        self, writer: AppendingWriter, source: Conversation, routing: Routing, anchor: str
+        self,
+        writer: AppendingWriter,
+        source: Conversation,
+        thoughts: Mapping[int, Record],
+        routing: Routing,
+        anchor: str,
     ) -> tuple[Layout, _Settled]:
         """Render and settle; once more where a record has thinking that the template was not given and would keep."""
         layout = writer.write(source, anchor)
         while True:
             self._check_size(layout.text, "conversation")
-            settled = self._settle(source, layout, self._literals(source, layout), routing, anchor)
+            literals = self._literals(source, layout)
+            shown = continued(layout, source)
+            settled = self._settle(source, shown, literals, thoughts, routing, anchor)
             if not settled.thinking:
-                return layout, settled
+                return shown, settled
             messages = list(source.messages)
             for index, thinking in settled.thinking.items():
                 messages[index] = replace(messages[index], reasoning=thinking)
             source = replace(source, messages=tuple(messages))
             thoughtful = writer.write(source, anchor)
             if thoughtful.text == layout.text:
-                return layout, settled
+                return shown, settled
             layout = thoughtful
 
     def _settle(
-        self, source: Conversation, layout: Layout, literals: Ranges, routing: Routing, anchor: str
+        self,
+        source: Conversation,
+        layout: Layout,
+        literals: Ranges,
+        thoughts: Mapping[int, Record],
+        routing: Routing,
+        anchor: str,
     ) -> _Settled:
         """Splice what is known of the turns, in order, and encode."""
-        splices = Splices(layout.text, literals)
+        splices = Splices(layout.text, tuple(r for r in literals if r[1] <= len(layout.text)))
         if self._history is None:
             return _Settled(self._rope.encode(splices.whole(), anchor), (), (), {})
         said = [one for one in source.messages if one.role is Role.ASSISTANT and (one.content or one.calls)]
         outcomes = [("rendered", "template") for _ in said[len(layout.turns) :]]
         known = self._decisions.reusable(anchor, routing.cache_scope, layout, literals)
-        records: list[Record | None] = []
+        decided: list[Spliced | None] = []
         thinking: dict[int, str] = {}
         for index, turn in enumerate(layout.turns):
             message = source.messages[turn.message]
             if index < len(known):
-                record = known[index]
-                outcomes.append(("spliced" if record is not None else "rendered", "decided before"))
+                spliced = known[index]
+                outcomes.append(("spliced" if spliced is not None else "rendered", "decided before"))
             else:
+                written = layout.text[turn.start : turn.end]
                 key = self._place(routing, self._rope.encode(splices.head(turn.start), anchor).ids, message.content)
                 record, outcome = _look_up(self._history, routing, key, message)
                 thought = "" if record is None else record.reasoning.strip()
-                if record is not None and thought not in layout.text[turn.start : turn.end]:
+                if record is not None and message.reasoning.strip() not in ("", thought):
+                    record, outcome = None, ("diverged", "other thinking")
+                elif record is not None and thought not in written:
                     if not message.reasoning:
                         thinking[turn.message] = record.reasoning
                     record, outcome = None, ("diverged", "template drops thinking")
+                spliced = None if record is None else splice_turn(record, turn)
+                if spliced is None and turn.message in thoughts:
+                    spliced = self._history.beginning(thoughts[turn.message], written)
+                    outcome = outcome if spliced is None else ("thinking", "capsule")
                 outcomes.append(outcome)
-            records.append(record)
-            if record is not None:
-                splices.splice(turn, record)
-        self._decisions.put(anchor, routing.cache_scope, layout, literals, records)
+            decided.append(spliced)
+            if spliced is not None:
+                splices.splice(turn, spliced)
+        self._decisions.put(anchor, routing.cache_scope, layout, literals, decided)
         encoded = self._rope.encode(splices.whole(), anchor)
         return _Settled(encoded, tuple(splices.moved), tuple(outcomes), thinking)
 

@@ -14,24 +14,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.tokenizer.conversation import Conversation, Message, Role
+from services.tokenizer.conversation import Conversation, Role
 from services.tokenizer.dialects.call_text import function_json
 from services.tokenizer.dialects.dialect import Dialect
-from services.tokenizer.dialects.events import CallText, ResultText, ToolSpec
+from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.errors import TemplateError
 from services.tokenizer.prompt.encoder_template import DeepseekTemplate
+from services.tokenizer.prompt.manners import find_manners
 from services.tokenizer.prompt.marked import Marked, MarkedRange, holds_marks, unmark
 from services.tokenizer.prompt.spellings import Ranges, blanked, find_blanks
 from services.tokenizer.prompt.template import ChatTemplate
+from services.tokenizer.prompt.template_messages import TOOLS, Mark, MessageWriter
 from services.tokenizer.prompt.tojson import JsonText
 
 _MAX_DIGITS = 1000
-_TOOLS = "t"
-"""The mark of tool definitions; messages are marked with their index."""
+_PROBE = ToolSpec("probe", None, '{"type": "object", "properties": {}}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ class PromptWriter:
     def __init__(self, template: ChatTemplate | DeepseekTemplate, dialect: Dialect, end_text: str | None) -> None:
         """``end_text`` spells the token that ends an assistant's turn; None: turns are not found."""
         self.template = template
-        self._dialect = dialect
+        self.manners = find_manners(template, _native_tool(_PROBE, None))
+        """What the template takes as it is."""
+        self._messages = MessageWriter(dialect, self.manners)
         self._end_text = end_text
 
     def write(self, conversation: Conversation) -> Layout:
@@ -97,11 +100,11 @@ class PromptWriter:
 
         None where the template gets messages on both sides of ``start`` as one.
         """
-        around = conversation.messages[start - 1 : start + 1]
-        if not self.template.knows_tools and [message.role for message in around] == [Role.TOOL, Role.TOOL]:
-            return None
-        plain = self._messages(conversation, _as_it_is, with_instructions=False, start=start)
-        return plain, self._messages(conversation, Marked.of, with_instructions=False, start=start)
+        if start == len(conversation.messages):
+            return (), ()
+        plain = self._messages.further(conversation, _as_it_is, start)
+        marked = self._messages.further(conversation, Marked.of, start)
+        return None if plain is None or marked is None else (plain, marked)
 
     def lay_out(self, conversation: Conversation, plain: TemplateInput, marked: TemplateInput) -> Layout:
         """Render a conversation from its ``inputs``."""
@@ -152,58 +155,16 @@ class PromptWriter:
             return None
         return tuple(place_of(marked_range) for marked_range in found[1])
 
-    def _input(self, conversation: Conversation, mark: Callable[[str, str], str]) -> TemplateInput:
+    def _input(self, conversation: Conversation, mark: Mark) -> TemplateInput:
         is_marked = mark is not _as_it_is
         tools = conversation.tools
         native = bool(tools) and self.template.knows_tools
         return TemplateInput(
-            self._messages(conversation, mark, with_instructions=bool(tools) and not native),
-            [_native_tool(tool, _TOOLS if is_marked else None) for tool in tools] if native else None,
+            self._messages.write(conversation, mark, with_instructions=bool(tools) and not native),
+            [_native_tool(tool, TOOLS if is_marked else None) for tool in tools] if native else None,
             options_of(conversation),
             is_marked,
         )
-
-    def _messages(
-        self, conversation: Conversation, mark: Callable[[str, str], str], *, with_instructions: bool, start: int = 0
-    ) -> list[dict[str, Any]]:
-        """The messages from ``start`` on; instructions come with the first ones."""
-        messages: list[dict[str, Any]] = []
-        instructions = mark(self._dialect.write_tools(conversation.tools), _TOOLS) if with_instructions else ""
-        has_system = conversation.messages[0].role in (Role.SYSTEM, Role.DEVELOPER)
-        if instructions and not has_system:
-            messages.append({"role": Role.SYSTEM.value, "content": instructions})
-        results: list[ResultText] = []
-        for index, message in enumerate(conversation.messages[start:], start):
-            if message.role is Role.TOOL and not self.template.knows_tools:
-                results.append(ResultText(message.name, message.content, message.is_error))
-                following = conversation.messages[index + 1 : index + 2]
-                if not (following and following[0].role is Role.TOOL):
-                    messages.append({"role": "user", "content": mark(self._dialect.write_results(results), str(index))})
-                    results = []
-                continue
-            written = self._message(message, mark, str(index))
-            if index == 0 and instructions and has_system:
-                written["content"] = written["content"] + "\n\n" + instructions
-            messages.append(written)
-        return messages
-
-    def _message(self, message: Message, mark: Callable[[str, str], str], name: str) -> dict[str, Any]:
-        role = Role.SYSTEM if message.role is Role.DEVELOPER else message.role
-        content = message.content
-        if message.calls:
-            calls = [CallText(call.name, call.arguments, call.is_custom) for call in message.calls]
-            content = self._dialect.write_calls(content, calls)
-        written: dict[str, Any] = {"role": role.value, "content": mark(content, name)}
-        if message.reasoning:
-            written["reasoning_content"] = mark(message.reasoning, name)
-        if message.name is not None:
-            written["name"] = message.name
-        if message.call_id is not None:
-            written["tool_call_id"] = message.call_id
-        if message.calls:
-            # Only encoders look at it: no chat template knows the name.
-            written["call_ids"] = [call.call_id for call in message.calls]
-        return written
 
     def turns(self, conversation: Conversation, text: str, prompt: str, places: Sequence[Place]) -> tuple[Turn, ...]:
         """Assistants' turns, as far as the template writes what precedes them as it writes the generation prompt."""
@@ -237,7 +198,7 @@ def options_of(conversation: Conversation) -> dict[str, object]:
 
 def place_of(marked: MarkedRange, moved: int = 0) -> Place:
     """What a mark stands for, in a text that begins ``moved`` characters earlier."""
-    message = None if marked.name == _TOOLS else int(marked.name)
+    message = None if marked.name == TOOLS else int(marked.name)
     return Place(message, marked.start + moved, marked.end + moved)
 
 

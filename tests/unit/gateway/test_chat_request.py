@@ -15,20 +15,17 @@ from services.gateway import chat_request
 from services.gateway.chat_request import client_field
 from services.gateway.client_request import ClientRequest
 from services.gateway.errors import BadRequestError, UnsupportedError
-from services.gateway.fields import Fields
-from services.gateway.raw_json import RawJson
+from tests.unit.gateway.exchanges import exchange_of
 
 USER = {"role": "user", "content": "Hi"}
 PNG = base64.b64encode(b"\x89PNG").decode()
 
 
-def fields_of(values: dict[str, Any]) -> Fields:
-    return Fields(values, RawJson(json.dumps(values).encode()))
-
-
 def parse(headers: dict[str, str] | None = None, **changes: Any) -> ClientRequest:
     values = {"model": "m", "messages": [USER], **changes}
-    return chat_request.parse(fields_of(values), headers or {}, request_id="req_1", response_id="chatcmpl-1")
+    return chat_request.parse(
+        exchange_of(json.dumps(values).encode(), headers, values=values), response_id="chatcmpl-1"
+    )
 
 
 def message(**fields: Any) -> conv.Message:
@@ -273,8 +270,7 @@ def test_arguments_that_came_as_an_object_stay_as_they_were_spelt() -> None:
         '{"model": "m", "messages": [{"role": "user", "content": "}]"}, {"role": "assistant", "tool_calls": '
         '[{"id": "c", "function": {"name": "f", "arguments": ' + spelt + " }}]}]}"
     )
-    fields = Fields(json.loads(body), RawJson(body.encode()))
-    request = chat_request.parse(fields, {}, request_id="r", response_id="c")
+    request = chat_request.parse(exchange_of(body.encode()), response_id="c")
     assert request.generate.conversation.messages[1].calls[0].arguments == spelt
 
 
@@ -403,7 +399,7 @@ def test_any_json_is_a_request_or_a_named_refusal(values: dict[str, Any], messag
         values = {**values, "messages": messages}
     named: str | None = "nothing wrong"
     try:
-        chat_request.parse(fields_of(values), {}, request_id="r", response_id="c")
+        chat_request.parse(exchange_of(json.dumps(values).encode(), values=values), response_id="c")
     except BadRequestError as error:
         named = error.param
     assert named

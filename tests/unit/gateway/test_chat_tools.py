@@ -11,8 +11,7 @@ from fencepost.tokenizer.v1 import conversation_pb2 as conv
 from services.gateway import chat_request
 from services.gateway.chat_tools import NO_PARAMETERS
 from services.gateway.errors import BadRequestError
-from services.gateway.fields import Fields
-from services.gateway.raw_json import RawJson
+from tests.unit.gateway.exchanges import exchange_of
 
 LS = {"type": "function", "function": {"name": "ls", "description": "Lists.", "parameters": {"type": "object"}}}
 PATCH = {"type": "custom", "custom": {"name": "patch"}}
@@ -20,8 +19,7 @@ TOOLS = [LS, PATCH]
 
 
 def conversation_of(body: bytes) -> conv.Conversation:
-    fields = Fields(orjson.loads(body), RawJson(body))
-    return chat_request.parse(fields, {}, request_id="r", response_id="c").generate.conversation
+    return chat_request.parse(exchange_of(body), response_id="c").generate.conversation
 
 
 def parse(**changes: Any) -> conv.Conversation:

@@ -11,13 +11,12 @@ from fencepost.tokenizer.v1 import tokenizer_pb2
 from services.gateway import completions
 from services.gateway.client_request import ClientRequest
 from services.gateway.errors import BadRequestError, UnsupportedError
-from services.gateway.fields import Fields
-from services.gateway.raw_json import RawJson
+from tests.unit.gateway.exchanges import exchange_of
 
 
 def parse(**changes: Any) -> ClientRequest:
     body = orjson.dumps({"model": "m", "prompt": "Once", **changes})
-    return completions.parse(Fields(orjson.loads(body), RawJson(body)), {}, request_id="r", response_id="c")
+    return completions.parse(exchange_of(body), response_id="c")
 
 
 def test_the_text_is_taken_verbatim() -> None:

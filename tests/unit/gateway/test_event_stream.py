@@ -44,7 +44,7 @@ def stream_of(frames: AsyncGenerator[bytes, None], closed: list[str], keep_alive
     return EventStream(
         frames,
         frame_of_error=lambda error: error.message.encode(),
-        keep_alive=b".",
+        keep_alive=lambda: b".",
         keep_alive_s=keep_alive_s,
         close=lambda: closed.append("closed"),
         headers={"x-extra": "1"},

@@ -71,6 +71,35 @@ NAMING = """{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """Writes who speaks and what a result answers."""
 
+_TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+
+SYSTEM_FIRST = f"""{{%- for m in messages %}}
+{{%- if m.role == 'system' and not loop.first %}}{{{{ raise_exception('a system message inside') }}}}{{% endif %}}
+{{{{- '' }}}}{_TURN}
+{{%- endfor %}}{_PROMPT}"""
+"""As Qwen3.5's: a system message stands at the beginning."""
+
+DROPPING = f"""{{%- for m in messages %}}{{% if m.role != 'system' or loop.first %}}{_TURN}{{% endif %}}
+{{%- endfor %}}{_PROMPT}"""
+"""Shows the first system message only."""
+
+HOISTING = f"""{{%- for m in messages %}}{{% if m.role == 'system' %}}{_TURN}{{% endif %}}{{% endfor %}}
+{{%- for m in messages %}}{{% if m.role != 'system' %}}{_TURN}{{% endif %}}{{% endfor %}}{_PROMPT}"""
+"""Collects system messages at the beginning."""
+
+ALTERNATING = f"""{{%- for m in messages %}}
+{{%- if m.role not in ['user', 'assistant'] or (m.role == 'user') != (loop.index0 % 2 == 0) %}}
+{{{{- raise_exception('roles must alternate') }}}}
+{{%- endif %}}{_TURN}
+{{%- endfor %}}{_PROMPT}"""
+"""As Gemma's: questions and answers in turn, nothing else."""
+
+ASKED = f"""{{%- if not messages | selectattr('role', 'equalto', 'user') | list %}}
+{{{{- raise_exception('nobody asks') }}}}{{% endif %}}
+{{%- for m in messages %}}{_TURN}{{% endfor %}}{_PROMPT}"""
+"""Wants a question somewhere."""
+
 SHOUTING = """{%- for m in messages %}{{ m.role + ': ' + m.content | upper + '<|im_end|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
 """As nobody's."""

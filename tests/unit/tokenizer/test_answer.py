@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.tokenizer.dialects.plain import PlainParser
 from services.tokenizer.errors import EngineLostError
 from services.tokenizer.events import (
     Admitted,
@@ -14,12 +15,13 @@ from services.tokenizer.events import (
     Finished,
     FinishReason,
     Progress,
+    ReasoningFinished,
     Sampled,
     TextDelta,
     Timings,
     Usage,
 )
-from services.tokenizer.generate import GenerationRequest, Remember, answer
+from services.tokenizer.generate import GenerationRequest, NewParser, Remember, answer
 from services.tokenizer.history.record import Record
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
@@ -40,8 +42,12 @@ def ended(reason: FinishReason = FinishReason.STOP, choice: int = 0, stop_index:
     return Ended(choice, reason, USAGE, stop_index, ())
 
 
-async def forget(record: Record) -> bytes | None:
-    return None
+async def forget(record: Record) -> None:
+    pass
+
+
+def sealed(record: Record) -> bytes:
+    return f"sealed {record.text!r} {record.reasoning!r}".encode()
 
 
 async def answered(
@@ -49,6 +55,8 @@ async def answered(
     stop_texts: tuple[str, ...] = (),
     choices: int | None = None,
     remember: Remember = forget,
+    new_parser: NewParser = lambda: None,
+    warnings: tuple[str, ...] = (),
 ) -> list[AnswerEvent]:
     async def stream() -> AsyncIterator[EngineEvent]:
         for event in events:
@@ -56,7 +64,8 @@ async def answered(
 
     sampling = Sampling(stop_texts=stop_texts, choices=choices)
     request = GenerationRequest("x", sampling, Routing("t", "t", "k"), None, warm_up_only=False)
-    return [event async for event in answer(request, stream(), VOCABULARY, 7.0, lambda: None, remember)]
+    answering = answer(request, stream(), VOCABULARY, 7.0, new_parser, remember, sealed, warnings)
+    return [event async for event in answering]
 
 
 async def test_one_delta_for_each_message() -> None:
@@ -118,20 +127,40 @@ async def test_choices_do_not_mix() -> None:
 async def test_first_choice_is_remembered_before_it_ends() -> None:
     kept: list[str] = []
 
-    async def remember(record: Record) -> bytes:
+    async def remember(record: Record) -> None:
         kept.append(record.text)
-        return b"capsule"
 
     events = await answered(
         ADMITTED, tokens("a", 0), tokens("b", 1), ended(choice=1), ended(choice=0), choices=2, remember=remember
     )
     assert kept == ["a"]
-    capsules = {event.choice: event.reasoning_capsule for event in events if isinstance(event, Finished)}
-    assert capsules == {0: b"capsule", 1: None}
+    assert [event.choice for event in events if isinstance(event, Finished)] == [1, 0]
+
+
+async def test_every_choice_seals_its_own_thinking() -> None:
+    events = await answered(
+        ADMITTED,
+        tokens("<think>a</think>x", 0),
+        tokens("y", 1),
+        tokens("<think>c", 2),
+        *(ended(choice=choice) for choice in range(3)),
+        choices=3,
+        new_parser=lambda: PlainParser(starts_in_reasoning=False),
+    )
+    assert [event for event in events if isinstance(event, ReasoningFinished)] == [
+        ReasoningFinished(0, b"sealed '<think>a</think>' 'a'"),
+        ReasoningFinished(2, b"sealed '<think>c' 'c'"),
+    ]
+
+
+async def test_what_is_to_be_said_of_the_prompt_is_said_at_the_end() -> None:
+    events = await answered(ADMITTED, tokens("a"), ended(), warnings=("advised",))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].warnings == ("advised",)
 
 
 async def test_what_was_never_answered_is_not_remembered() -> None:
-    async def remember(record: Record) -> bytes:
+    async def remember(record: Record) -> None:
         raise AssertionError(record)
 
     await answered(ADMITTED, Sampled(0, (END_ID,), ()), ended(), remember=remember)

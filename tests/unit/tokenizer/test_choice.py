@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.tokenizer.choice import Choice
 from services.tokenizer.detokenize import decode
+from services.tokenizer.dialects.call_free import CallFreeParser
 from services.tokenizer.dialects.dialect import StreamParser
 from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.dialects.plain import PlainParser
@@ -18,14 +19,16 @@ from services.tokenizer.events import (
     CallFinished,
     CallStarted,
     ReasoningDelta,
+    ReasoningFinished,
     TextDelta,
     TokenLogprob,
     TokenLogprobs,
 )
+from services.tokenizer.history.record_format import decode_record, encode_record
 from services.vocabulary import Vocabulary
 
 SPECIAL, END, PADDED = 256, 257, 258
-PIECES = [b"lo\n\nwor", b"ab", b"\n\n", b"END", "é".encode(), b"<tool_call>", b""]
+PIECES = [b"lo\n\nwor", b"ab", b"\n\n", b"END", "é".encode(), b"<tool_call>", b"", b">\n"]
 VOCABULARY = Vocabulary([*(bytes([i]) for i in range(256)), b"<s>", b"</s>", b"", *PIECES], frozenset({SPECIAL}))
 HIDDEN = frozenset({SPECIAL, END})
 READ = ToolSpec("read", None, '{"type": "object"}')
@@ -48,7 +51,7 @@ def ids_of(*parts: str | int | bytes) -> list[int]:
 
 
 def new_choice(parser: StreamParser | None = None, *stop_texts: str) -> Choice:
-    return Choice(0, VOCABULARY, HIDDEN, stop_texts, parser)
+    return Choice(0, VOCABULARY, HIDDEN, stop_texts, parser, encode_record, {})
 
 
 def calling() -> StreamParser:
@@ -159,7 +162,7 @@ def test_reasoning_text_and_calls(step: int) -> None:
     for index in (0, 1):
         deltas = [event.fragment for event in events if isinstance(event, CallDelta) and event.index == index]
         assert "".join(deltas) == ARGUMENTS
-        assert CallFinished(0, index, ARGUMENTS, b"") in events
+        assert CallFinished(0, index, ARGUMENTS) in events
     record = choice.record()
     assert record is not None
     assert choice.has_calls
@@ -202,7 +205,82 @@ def test_neighbouring_deltas_are_one() -> None:
     assert [type(event) for event in events] == [TextDelta, *kinds, *kinds]
     thinking = new_choice(PlainParser(starts_in_reasoning=True))
     events = thinking.push(ids_of("one <b> two\n</think>\n\nthree"), ())
-    assert events == [ReasoningDelta(0, "one <b> two"), TextDelta(0, "three", ())]
+    assert [type(event) for event in events] == [ReasoningDelta, ReasoningFinished, TextDelta]
+    assert said(events) == ("one <b> two", "three")
+
+
+@pytest.mark.parametrize("step", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("ids", "sealed"),
+    [
+        (ids_of("<think>\nhm é\n</think>\n\nYes.", END), "<think>\nhm é\n</think>"),
+        (ids_of("<think>\nhm é\n</think>", b"\n\n", CALL, END), "<think>\nhm é\n</think>"),
+        # Cut off by the limit, by a stop text, and by a call.
+        (ids_of("<think>\nhm é"), "<think>\nhm é"),
+        (ids_of("<think>\nhm éEND\n</think>Yes."), "<think>\nhm é"),
+        (ids_of("<think>\nhm é", CALL, END), "<think>\nhm é"),
+        # A token that reaches beyond the thinking is not of it; one that spells what the client did not get neither.
+        (ids_of("<think>\nhm é</think", b">\n", "Yes."), "<think>\nhm é</think"),
+        (ids_of("<think>\nhm", SPECIAL, " é\n</think>\n\nYes."), ""),
+    ],
+)
+def test_the_end_of_thinking_is_told_once_with_its_ids(ids: list[int], sealed: str, step: int) -> None:
+    choice = new_choice(calling(), "END")
+    events = run(choice, ids, step)
+    kinds = [type(event) for event in events]
+    assert kinds.count(ReasoningFinished) == 1
+    end = kinds.index(ReasoningFinished)
+    assert ReasoningDelta not in kinds[end:]
+    assert set(kinds[:end]) == {ReasoningDelta}
+    told = events[end]
+    assert isinstance(told, ReasoningFinished)
+    record = decode_record(told.capsule)
+    assert (record.text, record.reasoning, record.content, record.calls) == (sealed, "hm é", "", ())
+    assert record.ids.tolist() == ids[: len(record.ids)]
+    assert decode(VOCABULARY, record.ids.tolist()) == sealed
+
+
+@pytest.mark.parametrize("written", ["Yes.", "<think>\n\n</think>\n\nYes.", CALL, ""])
+def test_without_thinking_there_is_no_end_of_it(written: str) -> None:
+    assert not any(isinstance(event, ReasoningFinished) for event in run(new_choice(calling()), ids_of(written, END)))
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_calls_that_are_forbidden_reach_nobody(step: int) -> None:
+    ids = ids_of(f"<think>\nhm\n</think>\n\nLet me look.\n{CALL}\n{CALL}\nDone.", END)
+    choice = new_choice(CallFreeParser(calling()))
+    events = run(choice, ids, step)
+    assert {type(event) for event in events} == {ReasoningDelta, ReasoningFinished, TextDelta}
+    assert said(events) == ("hm", "Let me look.\nDone.")
+    assert not choice.has_calls
+    assert choice.warnings == ["a call of read was left out: the request allows no calls"] * 2
+    record = choice.record()
+    assert record is not None
+    assert (record.ids.tolist(), record.content, record.calls) == (ids[:-1], "Let me look.\nDone.", ())
+
+
+def test_a_forbidden_call_that_breaks_off_reaches_nobody_either() -> None:
+    choice = new_choice(CallFreeParser(calling()))
+    assert said(run(choice, ids_of('Well.\n<tool_call>\n{"name": "read", "arguments": {"pa'))) == ("", "Well.")
+    choice = new_choice(CallFreeParser(calling()))
+    prose = "Write <tool_call>\nno JSON at all\n</tool_call>"
+    assert said(run(choice, ids_of(prose))) == ("", prose)
+
+
+def test_a_call_is_announced_as_the_client_named_its_tool() -> None:
+    tools = (ToolSpec("files__read", None, "{}", namespace="files"), ToolSpec("a__b", None, "{}"))
+    parser = CHATML_JSON.parser(tools, starts_in_reasoning=False)
+    choice = Choice(0, VOCABULARY, HIDDEN, (), parser, encode_record, {tool.name: tool for tool in tools})
+    written = "".join(CALL.replace("read", name) for name in ("files__read", "a__b", "files__other"))
+    started = [event for event in run(choice, ids_of(written)) if isinstance(event, CallStarted)]
+    assert [(event.namespace, event.name) for event in started] == [
+        ("files", "read"),
+        (None, "a__b"),
+        (None, "files__other"),
+    ]
+    record = choice.record()
+    assert record is not None
+    assert [call.name for call in record.calls] == ["files__read", "a__b", "files__other"]
 
 
 def test_log_probabilities_come_with_the_text() -> None:

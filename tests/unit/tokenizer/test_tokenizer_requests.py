@@ -7,10 +7,10 @@ from fencepost.tokenizer.v1 import tokenizer_pb2
 from google.protobuf import json_format
 
 from services.errors import ServiceError
-from services.tokenizer.conversation import Call, Conversation, Message, Role, ToolMode
+from services.tokenizer.conversation import Call, Conversation, Message, OutputFormat, Role, Thought, ToolMode
 from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.errors import InvalidRequestError, UnsupportedError
-from services.tokenizer.requests import OMITTED_DOCUMENT, OMITTED_IMAGE, read_generation, read_token_ids
+from services.tokenizer.requests import read_generation, read_token_ids
 from services.tokenizer.routing import Priority, derive_conversation_key
 
 USER = {"role": "ROLE_USER", "parts": [{"text": {"text": "hi"}}]}
@@ -39,14 +39,41 @@ def test_parts_become_text() -> None:
     parts = [
         {"text": {"text": "a"}},
         {"image": {"mediaType": "image/png", "data": "aGk="}},
+        {"text": {"text": ""}},
+        {"image": {"uri": "https://a/b.png"}},
         {"document": {"text": "the file"}},
+        {"document": {"text": "the file", "title": "notes.txt", "mediaType": "text/plain"}},
         {"document": {"uri": "file:x"}},
+        {"document": {"data": "aGk=", "title": "a.pdf", "mediaType": "application/pdf"}},
         {"refusal": {"text": "no"}},
     ]
-    request = read_generation(generate(conversation={"messages": [{"role": "ROLE_ASSISTANT", "parts": parts}]}))
-    text = "\n".join(["a", OMITTED_IMAGE, "the file", OMITTED_DOCUMENT, "no"])
-    assert isinstance(request.source, Conversation)
-    assert request.source.messages == (Message(Role.ASSISTANT, text),)
+    text = "\n".join(
+        [
+            "a",
+            "[image/png image, not shown: this model takes text only]",
+            "[image, not shown: this model takes text only]",
+            "the file",
+            "notes.txt\nthe file",
+            "[document, not shown: this model takes text only]",
+            '[application/pdf document "a.pdf", not shown: this model takes text only]',
+            "no",
+        ]
+    )
+    for role in ("ROLE_USER", "ROLE_TOOL", "ROLE_SYSTEM", "ROLE_ASSISTANT"):
+        source = read_conversation(messages=[{"role": role, "parts": parts}])
+        assert [message.content for message in source.messages] == [text]
+
+
+def test_an_answer_in_several_parts_is_one_text() -> None:
+    parts = [{"text": {"text": "Let me"}}, {"text": {"text": ""}}, {"refusal": {"text": " not."}}]
+    assert read_conversation(messages=[{"role": "ROLE_ASSISTANT", "parts": parts}]).messages[0].content == "Let me not."
+
+
+def test_a_picture_is_the_same_however_it_comes() -> None:
+    sources = [{"data": "aGk="}, {"data": "YQ=="}, {"uri": "https://a/b.png"}]
+    images = [{"image": {"mediaType": "image/png", **source}} for source in sources]
+    contents = {read_conversation(messages=[{**USER, "parts": [image]}]).messages[0].content for image in images}
+    assert contents == {"[image/png image, not shown: this model takes text only]"}
 
 
 def test_routing() -> None:
@@ -133,7 +160,6 @@ def test_a_bad_field_is_named(fields: dict[str, object], field: str) -> None:
     [
         ({"messages": [USER], "toolChoice": {"mode": "TOOL_CHOICE_MODE_REQUIRED"}}, "conversation.tool_choice"),
         ({"messages": [USER], "toolChoice": {"allowedNames": ["f"]}}, "conversation.tool_choice"),
-        ({"messages": [USER], "outputFormat": {"jsonObject": {}}}, "conversation.output_format"),
     ],
 )
 def test_what_this_version_lacks_is_unimplemented(conversation: dict[str, object], field: str) -> None:
@@ -154,12 +180,28 @@ def test_tools_keep_their_text() -> None:
         {"name": "f", "description": "", "parametersJson": schema, "namespace": "files"},
         {"name": "g"},
         {"name": "h", "kind": "CALL_KIND_CUSTOM", "description": "free text"},
+        {"name": "h", "namespace": "files", "kind": "CALL_KIND_CUSTOM", "grammar": {"syntax": 1, "text": "start: /x/"}},
     ]
     assert read_conversation(tools=tools).tools == (
-        ToolSpec("files.f", "", schema),
+        ToolSpec("files__f", "", schema, namespace="files"),
         ToolSpec("g", None, '{"type": "object", "properties": {}}'),
         ToolSpec("h", "free text", '{"type": "object", "properties": {}}', is_custom=True),
+        ToolSpec(
+            "files__h",
+            "The text has to match this Lark grammar:\nstart: /x/",
+            '{"type": "object", "properties": {}}',
+            is_custom=True,
+            namespace="files",
+        ),
     )
+
+
+def test_output_formats_keep_their_schema() -> None:
+    assert read_conversation().output_format is None
+    assert read_conversation(outputFormat={"jsonObject": {}}).output_format == OutputFormat(None)
+    schema = '{"type":"object",  "required": ["b", "a"]}'
+    named = {"jsonSchema": {"name": "n", "schemaJson": schema, "strict": True}}
+    assert read_conversation(outputFormat=named).output_format == OutputFormat(schema)
 
 
 def test_tool_settings() -> None:
@@ -177,7 +219,7 @@ def test_thinking_is_left_to_the_template_unless_asked_for() -> None:
 
 def test_calls_and_results_are_messages() -> None:
     calls = [
-        {"callId": "1", "name": "f", "arguments": '{"x": 1e5}', "capsule": "YQ=="},
+        {"callId": "1", "name": "f", "arguments": '{"x": 1e5}'},
         {"callId": "2", "name": "g", "namespace": "files", "arguments": "text", "kind": "CALL_KIND_CUSTOM"},
     ]
     parts = [
@@ -193,8 +235,8 @@ def test_calls_and_results_are_messages() -> None:
         Role.ASSISTANT,
         "Let me look.",
         reasoning="hm\nah",
-        calls=(Call("1", "f", '{"x": 1e5}'), Call("2", "files.g", "text", is_custom=True)),
-        capsules=(b"a", b"b"),
+        calls=(Call("1", "f", '{"x": 1e5}'), Call("2", "files__g", "text", is_custom=True)),
+        thoughts=(Thought("hm", b"b"), Thought(""), Thought("ah")),
     )
     assert given == Message(Role.TOOL, "none", call_id="1", is_error=True)
 

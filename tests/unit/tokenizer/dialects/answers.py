@@ -16,6 +16,7 @@ from services.tokenizer.dialects.events import (
     Reasoning,
     Text,
     ToolSpec,
+    Withheld,
 )
 
 
@@ -76,6 +77,8 @@ def add_up(events: Iterable[ParseEvent]) -> Answer:
                 answer.finished[index] = arguments
             case Malformed():
                 answer.malformed.append(event)
+            case Withheld():
+                raise AssertionError(event)
     return answer
 
 

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.dialects.events import CallText, ResultText, ToolSpec
-from tests.unit.tokenizer.dialects.answers import merged, parse, pieces
+from services.tokenizer.dialects.call_free import CallFreeParser
+from services.tokenizer.dialects.events import CallText, ResultText, Text, ToolSpec, Withheld, flat_name
+from tests.unit.tokenizer.dialects.answers import add_up, merged, parse, pieces
 from tests.unit.tokenizer.dialects.conformance import (
     CASES,
     FRAGMENTS,
@@ -104,6 +105,50 @@ def test_arguments_that_are_no_object_can_be_rendered(case: Case):
     for arguments in ("", " ", "ls -la", "[1]", "{", '"x"', "null", "{'a': 1}"):
         rendered = case.dialect.write_calls("", [CallText("f", arguments)])
         check_never_raises(case, rendered, TOOLS, starts_in_reasoning=False)
+
+
+@each_case
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*** Begin Patch\n*** Update File: a.py\n@@\n-print(\"a\\n\")\n+print('<b>')\n*** End Patch\n",
+        '{"input": "this is no JSON to anybody"}',
+        '"quoted"',
+        "null",
+        "",
+        "\n",
+        "  \\u00e9 é 😀",
+    ],
+)
+def test_a_custom_tools_text_arrives_as_it_is_and_is_written_again(case: Case, text: str):
+    tools = [ToolSpec("patch", "Applies a patch.", "", is_custom=True)]
+    assert '"input"' in case.dialect.write_tools(tools)
+    rendered = case.dialect.write_calls("Now.", [CallText("patch", text, is_custom=True)])
+    for parts in ([rendered], list(rendered)):
+        answer = add_up(parse(case.dialect, parts, tools))
+        assert (answer.text, answer.calls, answer.arguments) == ("Now.", [("patch", text)], [text])
+        assert [call.is_custom for call in answer.started] == [True]
+        echoed = [CallText("patch", answer.finished[0], is_custom=True)]
+        assert case.dialect.write_calls(answer.text, echoed) == rendered
+
+
+@each_case
+def test_a_tool_in_a_namespace_is_called_by_one_name(case: Case):
+    tool = ToolSpec(flat_name("mcp__files", "read"), None, '{"type": "object"}', namespace="mcp__files")
+    assert (tool.name, tool.bare_name) == ("mcp__files__read", "read")
+    assert '"mcp__files__read"' in case.dialect.write_tools([tool])
+    rendered = case.dialect.write_calls("", [CallText(tool.name, '{"a": 1}')])
+    assert add_up(parse(case.dialect, [rendered], [tool])).calls == [("mcp__files__read", '{"a": 1}')]
+
+
+@each_case
+def test_calls_are_withheld_where_none_are_allowed(case: Case):
+    rendered = case.dialect.write_calls("Both.", [CallText("f", '{"s": "a"}'), CallText("patch", "x", is_custom=True)])
+    for parts in ([rendered], list(rendered)):
+        parser = CallFreeParser(case.dialect.parser(TOOLS, starts_in_reasoning=False))
+        events = [event for part in parts for event in parser.push(part)] + parser.finish()
+        assert "".join(event.text for event in events if isinstance(event, Text)) == "Both."
+        assert [event for event in events if not isinstance(event, Text)] == [Withheld("f"), Withheld("patch")]
 
 
 @each_case

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.tokenizer.errors import KeyFileError
 from services.tokenizer.history.capsule_keys import load_ring, random_ring
-from services.tokenizer.history.capsules import MAX_CAPSULE_BYTES, CapsuleKind, Capsules
+from services.tokenizer.history.capsules import MAX_CAPSULE_BYTES, Capsules
 from services.tokenizer.history.record_format import encode_record
 from tests.unit.tokenizer.transcript_records import call, record
 
@@ -21,8 +21,8 @@ CAPSULES = Capsules(RING, "tokenizer")
 OLD, NEW = (f"{name}:{base64.b64encode(bytes([byte]) * 32).decode()}" for name, byte in (("2024", 1), ("2025", 2)))
 
 
-def sealed(kind: CapsuleKind = CapsuleKind.REASONING) -> bytes:
-    capsule = CAPSULES.seal("tenant", kind, RECORD)
+def sealed() -> bytes:
+    capsule = CAPSULES.seal("tenant", RECORD)
     assert capsule is not None
     return capsule
 
@@ -32,12 +32,10 @@ def with_keys(path: Path, *lines: str) -> Capsules:
     return Capsules(load_ring(path), "tokenizer")
 
 
-@pytest.mark.parametrize("kind", list(CapsuleKind))
-def test_capsule_gives_its_record_back(kind: CapsuleKind) -> None:
-    opened = CAPSULES.open("tenant", sealed(kind))
+def test_capsule_gives_its_record_back() -> None:
+    opened = CAPSULES.open("tenant", sealed())
     assert opened is not None
-    assert opened.kind is kind
-    assert encode_record(opened.record) == encode_record(RECORD)
+    assert encode_record(opened) == encode_record(RECORD)
 
 
 def test_two_capsules_of_one_record_differ_and_show_nothing() -> None:
@@ -60,11 +58,6 @@ def test_every_changed_or_missing_byte_keeps_it_closed() -> None:
     assert CAPSULES.open("tenant", capsule + b"\0") is None
 
 
-def test_kind_cannot_be_changed() -> None:
-    capsule = sealed(CapsuleKind.CALL)
-    assert CAPSULES.open("tenant", capsule[:1] + bytes([CapsuleKind.REASONING]) + capsule[2:]) is None
-
-
 @given(st.binary(max_size=100))
 def test_any_bytes_are_ignored(data: bytes) -> None:
     assert CAPSULES.open("tenant", data) is None
@@ -73,7 +66,7 @@ def test_any_bytes_are_ignored(data: bytes) -> None:
 
 def test_size_is_bounded() -> None:
     noise = random.Random(0).randbytes(MAX_CAPSULE_BYTES).hex()
-    assert CAPSULES.seal("tenant", CapsuleKind.CALL, record(text=noise)) is None
+    assert CAPSULES.seal("tenant", record(text=noise)) is None
     assert CAPSULES.open("tenant", sealed() + bytes(MAX_CAPSULE_BYTES)) is None
 
 
@@ -81,8 +74,8 @@ def test_first_key_seals_and_all_open(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     old = with_keys(path, OLD)
     new = with_keys(path, "# newest first", "", f"  {NEW}  ", OLD)
-    capsule = old.seal("tenant", CapsuleKind.CALL, RECORD)
-    newer = new.seal("tenant", CapsuleKind.CALL, RECORD)
+    capsule = old.seal("tenant", RECORD)
+    newer = new.seal("tenant", RECORD)
     assert capsule is not None
     assert newer is not None
     assert new.open("tenant", capsule)
@@ -125,4 +118,4 @@ def test_without_a_file_the_key_is_random_and_said_to_be(caplog: pytest.LogCaptu
         ring = load_ring(None)
     assert "end with it" in caplog.text
     assert ring.sealing_id != load_ring(None).sealing_id
-    assert Capsules(ring, "tokenizer").seal("tenant", CapsuleKind.CALL, RECORD)
+    assert Capsules(ring, "tokenizer").seal("tenant", RECORD)

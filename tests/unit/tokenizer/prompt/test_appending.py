@@ -19,7 +19,7 @@ from services.tokenizer.prompt.appending import AppendingWriter, AppendLimits
 from services.tokenizer.prompt.layout import Layout, PromptWriter
 from services.tokenizer.prompt.template import ChatTemplate
 from tests.unit.tokenizer.appending_templates import LLAMA3, LLAMA3_ALWAYS, SMOLLM2, TOOLS
-from tests.unit.tokenizer.templates import SHOUTING
+from tests.unit.tokenizer.templates import SHOUTING, SYSTEM_FIRST
 from tests.unit.tokenizer.tiny_model import CHATML
 
 ALL = AppendLimits(min_chars=0)
@@ -30,6 +30,7 @@ PROVEN = {
     "llama3_always": (LLAMA3_ALWAYS, "<|eot_id|>"),
     "tools": (TOOLS, "<|im_end|>"),
     # What stands behind the loop, asked for a generation prompt or not, may look like what comes next.
+    "system first": (SYSTEM_FIRST, "<|im_end|>"),
     "shouting": (SHOUTING, "<|im_end|>"),
     "end": (CHATML + "{% if not add_generation_prompt %}<|im_start|>{% endif %}", "<|im_end|>"),
 }

@@ -72,13 +72,16 @@ def test_each_message_has_its_own_tokens(
     tiny: ServedModel, tiny_builder: PromptBuilder, messages: list[tuple[Role, str]]
 ) -> None:
     prompt, segments = segmented(tiny, conversation(*messages), tiny_builder)
-    assert texts(tiny, prompt, segments) == [
-        *(
-            (KINDS.get(role, SegmentKind.MESSAGE), index, f"<|im_start|>{role}\n{content}<|im_end|>\n")
-            for index, (role, content) in enumerate(messages)
-        ),
-        (SegmentKind.GENERATION_PROMPT, 0, "<|im_start|>assistant\n"),
+    expected = [
+        (KINDS.get(role, SegmentKind.MESSAGE), index, f"<|im_start|>{role}\n{content}<|im_end|>\n")
+        for index, (role, content) in enumerate(messages)
     ]
+    role, content = messages[-1]
+    if role is ASSISTANT and content.strip():
+        expected[-1] = (*expected[-1][:2], f"<|im_start|>assistant\n{content}")
+    else:
+        expected.append((SegmentKind.GENERATION_PROMPT, 0, "<|im_start|>assistant\n"))
+    assert texts(tiny, prompt, segments) == expected
 
 
 def test_tools_are_a_segment_behind_the_system_message(tiny: ServedModel) -> None:
@@ -100,7 +103,7 @@ def test_calls_and_results_are_segments(tmp_path: Path) -> None:
     model = load_model(write_tiny_model(tmp_path / "m", THINKING), None, (), None)
     call = Message(ASSISTANT, "Well.", reasoning="hm", calls=(Call("1", "read", "{}"),))
     source = Conversation(
-        (Message(USER, "hello"), call, Message(TOOL, "one"), Message(TOOL, "two"), Message(ASSISTANT, "done")),
+        (Message(USER, "hello"), call, Message(TOOL, "one"), Message(TOOL, "two"), Message(ASSISTANT, "")),
         {},
         (READ, ToolSpec("go", None, "{}")),
     )
