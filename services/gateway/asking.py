@@ -35,6 +35,7 @@ def ask(
     """A request for the answer to ``source`` by the served model of this id.
 
     ``cache_key`` is the client's own name for the conversation, ``user`` a weaker one: all conversations of somebody.
+    Without a ``response_id`` the prompt is only counted, or is nobody's next turn: it is taken as it is.
     """
     caller = exchange.caller
     session = affinity.session_of(exchange.headers)
@@ -60,7 +61,8 @@ def ask(
         opening_key = affinity.first_messages_key(source.messages)
         if session and _is_side_request(source):
             generate.routing.priority = tokenizer_pb2.PRIORITY_BACKGROUND
-        exchange.gateway.toolsets.complete(caller.tenant, conversation_key, generate.conversation)
+        if response_id:
+            exchange.gateway.toolsets.complete(caller.tenant, conversation_key, generate.conversation)
     return Asked(generate, conversation_key or user or opening_key)
 
 

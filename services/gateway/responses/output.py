@@ -136,7 +136,7 @@ class _Thought:
         self._summary_place: dict[str, Any] = {}
 
     def begin(self, index: int) -> Iterator[_Event]:
-        item: _Event = {"id": self.id, "type": "reasoning", "summary": [], "content": [], "encrypted_content": None}
+        item: _Event = {"id": self.id, "type": "reasoning", "summary": [], "content": []}
         yield {"type": "response.output_item.added", "output_index": index, "item": {**item, "status": "in_progress"}}
         self._place = {"item_id": self.id, "output_index": index, "content_index": 0}
         self._summary_place = {"item_id": self.id, "output_index": index, "summary_index": 0}
@@ -160,15 +160,20 @@ class _Thought:
             yield {"type": "response.reasoning_summary_text.done", **self._summary_place, "text": text}
             yield {"type": "response.reasoning_summary_part.done", **self._summary_place, "part": part}
 
+    @property
+    def _shows_capsule(self) -> bool:
+        return self._options.encrypted_reasoning and bool(self.capsule)
+
     def item(self, status: str) -> _Event:
         text = "".join(self._texts)
-        shows_capsule = self._options.encrypted_reasoning and self.capsule
+        # Absent rather than null: a client that echoes the item would send a null that means nothing.
+        sealed = {"encrypted_content": base64.b64encode(self.capsule).decode()} if self._shows_capsule else {}
         return {
             "id": self.id,
             "type": "reasoning",
             "summary": [{"type": "summary_text", "text": text}] if self._options.reasoning_summary else [],
             "content": [{"type": "reasoning_text", "text": text}],
-            "encrypted_content": base64.b64encode(self.capsule).decode() if shows_capsule else None,
+            **sealed,
             "status": status,
         }
 
