@@ -3,6 +3,7 @@
 TORCH ?= 2.13.0
 VENV  ?= .venv
 ARGS  ?=
+SUITE ?=
 
 CONTRACTS := $(wildcard proto/fencepost/*/v1/*.proto)
 BENCHES   := $(filter-out bench/__init__.py bench/data.py,$(wildcard bench/*.py))
@@ -11,10 +12,10 @@ PYTEST    := $(VENV)/bin/python -m pytest -q
 WITH_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check bench bench-data soak test-compose stubs clean
+.PHONY: help setup up test check bench bench-data soak test-compose test-clients test-openresponses stubs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 setup: $(VENV)/.installed $(VENV)/.stubs ## create .venv and install everything into it
 
@@ -22,13 +23,19 @@ up: setup ## run the four services with the default model; flags in ARGS="--port
 	@exec $(VENV)/bin/fencepost up $(ARGS)
 
 test: setup ## run the tests, with samples of the long matrices
-	@$(PYTEST) -m "not soak and not compose"
+	@$(PYTEST) -m "not soak and not compose and not clients"
 
 soak: setup ## run the tests with the full counts of the long matrices
-	@FENCEPOST_SOAK=1 $(PYTEST) -m "not compose"
+	@FENCEPOST_SOAK=1 $(PYTEST) -m "not compose and not clients"
 
 test-compose: setup ## run the stack in containers and ask it something
 	@deploy/test-compose
+
+test-clients: setup ## run Codex, Claude Code and opencode against the stack, with a scripted model (needs npm)
+	@tests/clients/run $(VENV)/bin/python test_agents.py
+
+test-openresponses: setup ## run the suite of openresponses/openresponses; SUITE= names a checkout (needs npm)
+	@SUITE="$(SUITE)" tests/clients/run $(VENV)/bin/python test_openresponses.py
 
 check: setup ## lint, types, imports, contracts and the unit tests
 	$(VENV)/bin/ruff check

@@ -71,7 +71,11 @@ async def _round(num_streams: int, num_events: int) -> dict[str, float]:
     result: dict[str, float] = {}
     async with (
         _process("bench.gateway", "--serve-script", str(port)),
-        _process("services.gateway", "--tokenizers", f"127.0.0.1:{port}", "--port", str(gateway_port)) as gateway_pid,
+        _process(
+            "services.gateway",
+            *("--tokenizers", f"127.0.0.1:{port}", "--port", str(gateway_port)),
+            *("--tenant-concurrency", str(num_streams + 1), "--max-concurrency", str(num_streams + 1)),
+        ) as gateway_pid,
         httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{gateway_port}/v1", timeout=300, limits=httpx.Limits(max_connections=None)
         ) as client,

@@ -24,6 +24,9 @@ One by one:
   fencepost engine    --help      the model
   fencepost kvstore   --help      state on disk
 
+Coding agents:
+  fencepost connect codex|claude|opencode   print what the agent needs; --write puts it into its configuration
+
 API keys:
   fencepost key create --tenant T make one; from then on every request needs a key
   fencepost key list | revoke ID
@@ -45,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "up":
             extras.require(*SERVICES, "models")
             return importlib.import_module("services.up").main(rest)
+        if command == "connect":
+            extras.require("connect")
+            return importlib.import_module("services.connect.command").main(rest)
         if command == "key":
             extras.require("gateway")
             return importlib.import_module("services.keys").main(rest)

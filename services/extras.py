@@ -13,6 +13,7 @@ MODULES_BY_EXTRA: Final = {
     "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography"),
     "gateway": ("fastapi", "uvicorn", "orjson", "websockets", "zstandard"),
     "models": ("numpy", "huggingface_hub"),
+    "connect": ("tomlkit",),
 }
 
 

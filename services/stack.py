@@ -19,6 +19,8 @@ from services.extras import SERVICES
 from services.settings import SettingsError, byte_size, setting
 
 _KEYS_FILE: Final = "keys.json"
+_KEY_OF_CLIENTS: Final = "FENCEPOST_API_KEY"
+"""What agents read in a shell from which the stack may be started too."""
 _PREFIXES: Final = tuple(f"FENCEPOST_{name.upper()}_" for name in ("up", *SERVICES))
 
 
@@ -173,5 +175,7 @@ def default_data_dir(environ: Mapping[str, str] = os.environ) -> Path:
 def check_variables(environ: Mapping[str, str]) -> None:
     """Raise SettingsError for a FENCEPOST_* variable that no part of the stack would read."""
     for variable in sorted(environ):
+        if variable == _KEY_OF_CLIENTS:
+            continue
         if variable.startswith("FENCEPOST_") and not variable.startswith(_PREFIXES):
             raise SettingsError(f"{variable}: no such setting; settings start with {', '.join(_PREFIXES)}")

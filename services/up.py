@@ -114,7 +114,7 @@ def _banner(config: UpSettings, gateway: GatewaySettings, elapsed_s: float) -> s
     host = _local(config.host)
     url = f"{gateway.scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
     needs_key = gateway.keys_file is not None and gateway.keys_file.exists()
-    key_header = "-H \"Authorization: Bearer $FENCEPOST_API_KEY\" " if needs_key else ""
+    key_header = '-H "Authorization: Bearer $FENCEPOST_API_KEY" ' if needs_key else ""
     body = {"model": stack.model_id(config.model), "messages": [{"role": "user", "content": "Hello!"}]}
     lines = [
         "",
@@ -125,7 +125,10 @@ def _banner(config: UpSettings, gateway: GatewaySettings, elapsed_s: float) -> s
         "",
     ]
     if not needs_key:
-        lines += ["  No API keys: everybody on this machine may use it. `fencepost key create --help` changes that.", ""]
+        lines += [
+            "  No API keys: everybody on this machine may use it. `fencepost key create --help` changes that.",
+            "",
+        ]
     lines += [f"  For its operator: http://127.0.0.1:{config.operator_port}/metrics, /health and /explain"]
     if ports := stack.metrics_ports(config):
         lines += [f"  Other metrics: 127.0.0.1:{ports.start}-{ports.stop - 1}/metrics"]

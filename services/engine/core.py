@@ -23,7 +23,7 @@ from services.engine.blocks import num_runs
 from services.engine.cache_manager import PoolUse
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
 from services.engine.prefix_tree import Node
-from services.engine.request import Event, Failed, Finished, Request
+from services.engine.request import Event, Failed, Finished, Request, Sampled
 from services.engine.runner import run, work_of
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.scheduler import Plan, Scheduler, Terminal
@@ -87,7 +87,7 @@ class EngineCore:
         self._is_draining = False
         self._tokens_per_s = 100.0
         self._measured_s = 0.0
-        self._lookups = 0
+        self._lookups = 0  # choices whose stored state is being looked up
         self._hits: dict[Sequence, StoredHit] = {}
         self._restores: dict[Sequence, asyncio.Task[None]] = {}
         self._max_pending_writes = max_pending_writes
@@ -96,7 +96,8 @@ class EngineCore:
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncGenerator[AsyncIterator[list[Event]]]:
-        """Queue a request; what is yielded gives its events, all pending ones at a time, up to Finished or Failed.
+        """Queue a request; what is yielded gives its events, all pending ones at a time, up to each choice's
+        Finished or one Failed.
 
         Leaving the context cancels whatever still runs. Raises InvalidRequest, ContextExceeded, Overloaded, Draining.
         """
@@ -104,7 +105,7 @@ class EngineCore:
         try:
             yield _events(sequence)
         finally:
-            sequence.is_cancelled = True
+            sequence.cancel()
             if (task := self._restores.get(sequence)) is not None:
                 # Behind its first step, which is queued already: a task that never began would free nothing.
                 asyncio.get_running_loop().call_soon(task.cancel)
@@ -149,7 +150,7 @@ class EngineCore:
         """The load now."""
         scheduler, oldest = self._scheduler, self._cache.tree.oldest_s()
         return Load(
-            queued=len(scheduler.waiting) + self._lookups,
+            queued=scheduler.num_queued + self._lookups,
             running=len(scheduler.attached),
             blocks=self._cache.use(scheduler.attached),
             backlog_tokens=scheduler.backlog_tokens,
@@ -166,8 +167,11 @@ class EngineCore:
             raise InvalidRequest("token_ids", "at least one token is needed")
         if request.num_tokens >= self.context_tokens:
             raise ContextExceeded(request.num_tokens, self.context_tokens)
-        waiting = len(self._scheduler.waiting) + self._lookups
-        if waiting >= self._max_waiting:
+        choices = request.sampling.choices
+        if choices > self._max_waiting:
+            raise InvalidRequest("sampling.choices", f"must be at most {self._max_waiting} here")
+        waiting = self._scheduler.num_queued + self._lookups
+        if waiting + choices > self._max_waiting:
             raise Overloaded(f"{waiting} requests are waiting", retry_after_s=self._retry_after_s())
         room = self.context_tokens - request.num_tokens
         wanted = request.sampling.max_tokens
@@ -175,12 +179,12 @@ class EngineCore:
             request, self._cache.tree.root(request.cache_scope), room if wanted is None else min(wanted, room)
         )
         if self._tier is not None:
-            self._lookups += 1
+            self._lookups += choices
             try:
                 resident = self._cache.match(sequence).num_tokens(self._cache.block_tokens)
                 hit = await self._tier.lookup(request, resident)
             finally:
-                self._lookups -= 1
+                self._lookups -= choices
             if hit is not None:
                 self._hits[sequence] = hit
                 sequence.stored_tokens = hit.num_tokens
@@ -223,7 +227,7 @@ class EngineCore:
                 self._writes.task_done()
                 self._wake.set()
 
-    def _committed(self, plan: Plan, sampled: list[int], seconds: float) -> None:
+    def _committed(self, plan: Plan, sampled: list[Sampled], seconds: float) -> None:
         num_tokens = sum(row.num_tokens for row in plan.rows)
         _COMPUTED.inc(num_tokens)
         self._tokens_per_s += 0.1 * (num_tokens / max(seconds, 1e-6) - self._tokens_per_s)
@@ -233,9 +237,14 @@ class EngineCore:
             self._measure()
 
     def _offer(self, terminal: Terminal) -> None:
-        """Queue a terminal state for the store; dropped when too many wait."""
+        """Queue a terminal state for the store; dropped when too many wait.
+
+        Of several choices only the first: a conversation goes on from one, and the prompt is the same.
+        """
         request = terminal.sequence.request
-        if self._tier is None or not request.persist or not self._tier.is_worth_writing(terminal.num_tokens):
+        if self._tier is None or not request.persist or terminal.sequence.choice:
+            return
+        if not self._tier.is_worth_writing(terminal.num_tokens):
             return
         if self._num_writing >= self._max_pending_writes:
             self._tier.dropped()
@@ -264,8 +273,10 @@ class EngineCore:
 
 
 async def _events(sequence: Sequence) -> AsyncIterator[list[Event]]:
-    while True:
+    num_unfinished = sequence.request.sampling.choices
+    while num_unfinished:
         events = await sequence.outbox.get_all()
         yield events
-        if isinstance(events[-1], Finished | Failed):
+        if any(isinstance(event, Failed) for event in events):
             return
+        num_unfinished -= sum(isinstance(event, Finished) for event in events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,11 +34,21 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen. ``temperature`` 0 is greedy; ``seed`` None draws one."""
+    """How tokens are chosen. ``temperature`` 0 is greedy; ``seed`` None draws one.
+
+    ``logprobs`` None asks for no log-probabilities, a number for that many alternatives beside each sampled token.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    logprobs: int | None = None
+    choices: int = 1
     seed: int | None = None
     stop_texts: tuple[bytes, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -101,15 +112,34 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's own probabilities: before bias, penalties, temperature and truncation."""
+
+    sampled: float
+    top: tuple[tuple[int, float], ...]
+    """Ids with theirs, likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chosen token; ``logprobs`` where the request asks for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sampled ids, in order."""
+    """Sampled ids of one choice, in order; ``logprobs`` has as many entries, or none."""
 
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end. ``stop_text`` indexes the request's stop texts."""
+    """The end of one choice. ``stop_text`` indexes the request's stop texts."""
 
     reason: FinishReason
     prompt_tokens: int
@@ -117,11 +147,12 @@ class Finished:
     cache: CacheUse
     timings: Timings
     stop_text: int | None = None
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The end, by the engine's own fault."""
+    """The end of all choices, by the engine's own fault."""
 
     message: str
 

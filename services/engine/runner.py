@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.engine.request import Sampled
 from services.engine.runtime.batch import Batch, Row
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.sampling import Sampler, sample
@@ -36,7 +37,7 @@ def work_of(plan: Plan) -> Work:
     return Work(copies, Batch(rows), tuple(row.sequence.sampler for row in plan.rows if row.samples))
 
 
-def run(runtime: PagedRuntime, work: Work) -> list[int]:
+def run(runtime: PagedRuntime, work: Work) -> list[Sampled]:
     """Compute one step; a sampled token per sampling row, in row order."""
     for source, target, num_tokens in work.copies:
         runtime.copy_rows(source, target, num_tokens)

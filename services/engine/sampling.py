@@ -1,4 +1,4 @@
-"""Chooses a token from logits. Each request has its own generator, so its draws don't depend on the batch."""
+"""Chooses a token from logits. Each choice has its own generator, so its draws don't depend on the batch."""
 
 from __future__ import annotations
 
@@ -10,28 +10,56 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.engine.request import SamplingParams
+from services.engine.logprobs import logprobs_of
+from services.engine.penalties import Penalties
+from services.engine.request import Sampled, SamplingParams
 
 _HEAD = 1024
 """Nucleus sampling sorts this many of the likeliest tokens first, and all of them only if those don't suffice."""
 
 
 class Sampler:
-    """One request's choice of tokens."""
+    """One choice's tokens."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, prompt_ids: bytes = b"", choice: int = 0) -> None:
+        """``prompt_ids`` are int32 little-endian. Equal seeds and choices draw alike; other choices independently."""
         self._params = params
+        self._penalties = Penalties(params, prompt_ids) if Penalties.are_asked(params) else None
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        self._generator = np.random.Generator(np.random.Philox(key=seed))
+        # Philox takes 128 bits: the seed, and above it the choice.
+        self._generator = np.random.Generator(np.random.Philox(key=seed | choice << 64))
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self._params.temperature == 0 or self._params.top_k == 1
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report beside the chosen token; None for no log-probabilities."""
+        return self._params.logprobs
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the model's likeliest token is always taken."""
+        return self._is_greedy and self._penalties is None
 
     def draw(self, logits: npt.NDArray[np.float32]) -> int:
-        """Sample from one row: temperature, then top-k, then nucleus (Holtzman et al. 2020), then inverse CDF."""
+        """Sample from one row, or take its likeliest token.
+
+        Order: penalties and bias, temperature, top-k, nucleus (Holtzman et al. 2020), min-p (Nguyen et al. 2024),
+        inverse CDF.
+        """
         scaled = logits.astype(np.float64)
+        if self._penalties is None:
+            return self._draw(scaled)
+        self._penalties.adjust(scaled)
+        token_id = self._draw(scaled)
+        self._penalties.count(token_id)
+        return token_id
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self._params.temperature == 0 or self._params.top_k == 1
+
+    def _draw(self, scaled: npt.NDArray[np.float64]) -> int:
+        if self._is_greedy:
+            return int(scaled.argmax())
         scaled -= scaled.max()
         scaled /= self._params.temperature
         weights = np.exp(scaled)
@@ -42,7 +70,13 @@ class Sampler:
         return int(ids[min(place, len(ids) - 1)])
 
     def _candidates(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
-        """Ids that may be drawn, likeliest first; all of them, in id order, when nothing limits the choice."""
+        """Ids that may be drawn, likeliest first; in id order, when neither top-k nor the nucleus limits them."""
+        ids = self._in_top_k_and_nucleus(weights)
+        if self._params.min_p:
+            ids = ids[weights[ids] >= self._params.min_p * weights.max()]
+        return ids
+
+    def _in_top_k_and_nucleus(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         top_k, top_p = self._params.top_k, self._params.top_p
         if top_k is None and top_p >= 1:
             return np.arange(len(weights))
@@ -62,10 +96,14 @@ def _likeliest(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.i
     return ids[np.lexsort((ids, -weights[ids]))]
 
 
-def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
+def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Sampled]:
     """One token per row of ``logits`` [rows, vocabulary]."""
     chosen = cast("list[int]", cast(Any, logits.argmax(dim=-1)).tolist())
     for row, sampler in enumerate(samplers):
-        if not sampler.is_greedy:
+        if not sampler.takes_likeliest:
             chosen[row] = sampler.draw(logits[row].float().cpu().numpy())
-    return chosen
+    count_by_row = {
+        row: sampler.num_logprobs for row, sampler in enumerate(samplers) if sampler.num_logprobs is not None
+    }
+    logprobs_by_row = logprobs_of(logits, chosen, count_by_row) if count_by_row else {}
+    return [Sampled(token_id, logprobs_by_row.get(row)) for row, token_id in enumerate(chosen)]

@@ -5,6 +5,9 @@
 A waiting request gets blocks for its whole prompt at once or none at all, so nothing holds a part while it waits for
 another. A decode that cannot grow preempts the youngest running sequence, which keeps its cached blocks and its place
 at the head of the queue. The oldest running sequence is never preempted, so some request always makes progress.
+
+The further choices of a request are queued when its prompt is computed. Each is admitted with room of its own, and
+nothing is kept for it before: it may have to wait for room, but nobody waits for it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from services.engine.request import (
     FinishReason,
     MissReason,
     Progress,
+    Sampled,
     Tier,
     Tokens,
 )
@@ -93,9 +97,15 @@ class Scheduler:
         return self.running + self.restoring
 
     @property
+    def num_queued(self) -> int:
+        """Choices that wait: for admission, or for the prompt that they share."""
+        return len(self.waiting) + sum(s.num_to_follow for s in (*self.waiting, *self.attached))
+
+    @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens still to compute, waiting ones included."""
-        return sum(max(0, s.num_prompt - s.num_computed) for s in (*self.waiting, *self.running))
+        """Prompt tokens still to compute, waiting ones included; once for all choices of a request."""
+        first = (s for s in (*self.waiting, *self.running) if s.choice == 0)
+        return sum(max(0, s.num_prompt - s.num_computed) for s in first)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The caller has checked that it can ever fit."""
@@ -127,7 +137,7 @@ class Scheduler:
             budget -= count
         return Plan(tuple(rows), tuple(copies), tuple(restores))
 
-    def commit(self, plan: Plan, sampled: list[int]) -> list[Terminal]:
+    def commit(self, plan: Plan, sampled: list[Sampled]) -> list[Terminal]:
         """Take a step's results: one sampled token per sampling row, in row order. Returns what has ended."""
         for copy in plan.copies:
             self.cache.copied(copy)
@@ -140,7 +150,9 @@ class Scheduler:
             if row.samples:
                 self._take(sequence, next(tokens))
             elif sequence.num_pending:
-                sequence.outbox.put(Progress(sequence.num_computed, sequence.num_prompt))
+                # Where the answer has begun, a prompt is computed again that has been reported.
+                if not sequence.choice and not sequence.num_output:
+                    sequence.outbox.put(Progress(sequence.num_computed, sequence.num_prompt))
             else:
                 sequence.finish_reason = FinishReason.PREFILLED
             if sequence.finish_reason is not None:
@@ -246,11 +258,16 @@ class Scheduler:
             provisional = type(provisional)(by_tier, sequence.num_prompt - stored)
         sequence.outbox.put(Admitted(sequence.num_prompt, provisional))
 
-    def _take(self, sequence: Sequence, token_id: int) -> None:
+    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
         if sequence.times.first_token_s is None:
             sequence.times.first_token_s = self._clock()
+        if sequence.num_to_follow:
+            # At the head of the queue: their request has been admitted.
+            self.waiting.extendleft(reversed(sequence.followers()))
+        token_id = sampled.token_id
         sequence.append(token_id)
-        sequence.outbox.put(Tokens((token_id,)))
+        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        sequence.outbox.put(Tokens((token_id,), logprobs, sequence.choice))
         sampling = sequence.request.sampling
         sequence.stop_hit = sequence.stop.push(self._rules.spell(token_id))
         if token_id in sampling.stop_token_ids or (token_id in self._rules.end_token_ids and not sampling.ignore_end):
@@ -279,4 +296,5 @@ class Scheduler:
             sequence.cache_use(),
             sequence.times.timings(self._clock()),
             None if hit is None else hit.index,
+            sequence.choice,
         )

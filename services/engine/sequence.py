@@ -1,11 +1,15 @@
-"""A request inside the engine: its tokens, its blocks, and how far it has come."""
+"""A request inside the engine: its tokens, its blocks, and how far it has come.
+
+A request for several choices is one sequence until its prompt is computed. Then the other choices begin as sequences
+of their own, which find the prompt's blocks in the prefix tree and share them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from services.engine.prefix_tree import TOKEN_BYTES, Node
@@ -24,9 +28,13 @@ class State(Enum):
 
 
 class Outbox:
-    """Events of one request, on their way from the step loop to the call that serves it."""
+    """Events of one request, on their way from the step loop to the call that serves it.
+
+    ``is_closed`` says that nobody reads them any more: all choices of the request are to end.
+    """
 
     def __init__(self) -> None:
+        self.is_closed = False
         self._events: list[Event] = []
         self._ready = asyncio.Event()
 
@@ -78,6 +86,8 @@ class Sequence:
     max_tokens: int
     times: Times
     token_ids: bytearray
+    choice: int = 0
+    num_to_follow: int = 0  # further choices, which begin when this one's prompt is computed
     state: State = State.WAITING
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list[int])
@@ -87,7 +97,6 @@ class Sequence:
     tail: Node | None = None  # a cached tail that this sequence extends in place, pinned
     stored_tokens: int = 0  # leading tokens whose state the disk tier could give
     num_output: int = 0
-    is_cancelled: bool = False
     cached_by_tier: dict[Tier, int] = field(default_factory=dict[Tier, int])
     miss: MissReason | None = None
     miss_at_token: int | None = None
@@ -97,17 +106,53 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, root: Node, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> Sequence:
-        """A new sequence, waiting."""
+        """A new sequence, waiting: the first choice of its request."""
         return cls(
             request=request,
             root=root,
             outbox=Outbox(),
-            sampler=Sampler(request.sampling),
+            sampler=Sampler(request.sampling, request.token_ids),
             stop=StopScanner(request.sampling.stop_texts),
             max_tokens=max_tokens,
             times=Times(clock()),
             token_ids=bytearray(request.token_ids),
+            num_to_follow=request.sampling.choices - 1,
         )
+
+    def followers(self) -> list[Sequence]:
+        """The further choices, waiting; once only, when the prompt is computed.
+
+        What the prompt took is the request's and the same for all of them: admission, cached tokens, times.
+        """
+        sampling = self.request.sampling
+        self.num_to_follow = 0
+        return [
+            Sequence(
+                request=self.request,
+                root=self.root,
+                outbox=self.outbox,
+                sampler=Sampler(sampling, self.request.token_ids, choice),
+                stop=StopScanner(sampling.stop_texts),
+                max_tokens=self.max_tokens,
+                times=replace(self.times, first_token_s=None),
+                token_ids=bytearray(self.request.token_ids),
+                choice=choice,
+                cached_by_tier=self.cached_by_tier,
+                miss=self.miss,
+                miss_at_token=self.miss_at_token,
+                was_admitted=True,
+            )
+            for choice in range(1, sampling.choices)
+        ]
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Nobody waits for the request any more."""
+        return self.outbox.is_closed
+
+    def cancel(self) -> None:
+        """End all choices of the request at the next step."""
+        self.outbox.is_closed = True
 
     @property
     def num_tokens(self) -> int:

@@ -28,10 +28,9 @@ from services.engine.request import (
     Timings,
     Tokens,
 )
+from services.engine.sampling_fields import read_sampling
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_MAX_STOP_TEXTS = 64
-_MAX_STOP_BYTES = 4096
 _TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}
 _MISSES = {
     MissReason.COLD: pb.MISS_REASON_COLD,
@@ -73,7 +72,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         _refuse_unsupported(request)
-        async with self._core.generate(self._request(request, _sampling(request.sampling))) as batches:
+        async with self._core.generate(
+            self._request(request, read_sampling(request.sampling, self._facts.vocabulary_size))
+        ) as batches:
             async for events in batches:
                 for event in _merged(events):
                     yield _generate_response(event)
@@ -157,18 +158,10 @@ def _scope(cache_scope: str) -> str:
 
 def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     """Raise Unsupported for what would change the output if it were ignored."""
-    sampling = request.sampling
     asked = {
         "extras": bool(request.extras),
         "fence": request.HasField("fence"),
         "reasoning.budget_tokens": request.reasoning.HasField("budget_tokens"),
-        "sampling.min_p": sampling.HasField("min_p") and sampling.min_p != 0,
-        "sampling.presence_penalty": sampling.HasField("presence_penalty") and sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": sampling.HasField("frequency_penalty") and sampling.frequency_penalty != 0,
-        "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
-        "sampling.logit_bias": bool(sampling.logit_bias),
-        "sampling.logprobs": sampling.HasField("logprobs"),
-        "sampling.choices": sampling.HasField("choices") and sampling.choices != 1,
         "loop_guard": request.HasField("loop_guard") and request.loop_guard,
     }
     for field, is_asked in asked.items():
@@ -176,42 +169,21 @@ def _refuse_unsupported(request: pb.GenerateRequest) -> None:
             raise Unsupported(field)
 
 
-def _sampling(sampling: pb.Sampling) -> SamplingParams:
-    if sampling.HasField("temperature") and not 0 <= sampling.temperature <= 2:
-        raise InvalidRequest("sampling.temperature", "must be from 0 to 2")
-    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
-        raise InvalidRequest("sampling.top_p", "must be over 0 and at most 1")
-    if sampling.HasField("top_k") and sampling.top_k < 1:
-        raise InvalidRequest("sampling.top_k", "must be at least 1")
-    if sampling.HasField("max_tokens") and sampling.max_tokens < 1:
-        raise InvalidRequest("sampling.max_tokens", "must be at least 1")
-    if len(sampling.stop_texts) > _MAX_STOP_TEXTS:
-        raise InvalidRequest("sampling.stop_texts", f"at most {_MAX_STOP_TEXTS}")
-    if not all(0 < len(text) <= _MAX_STOP_BYTES for text in sampling.stop_texts):
-        raise InvalidRequest("sampling.stop_texts", f"each must have 1 to {_MAX_STOP_BYTES} bytes")
-    return SamplingParams(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        stop_texts=tuple(sampling.stop_texts),
-        stop_token_ids=frozenset(sampling.stop_token_ids),
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        ignore_end=sampling.ignore_end,
-    )
-
-
 def _merged(events: list[Event]) -> list[Event]:
-    """All pending tokens in one event, and only the newest progress."""
+    """All pending tokens of a choice in one event, and only the newest progress."""
     merged: list[Event] = []
+    place_by_choice: dict[int, int] = {}
     for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, Tokens) and isinstance(last, Tokens):
-            merged[-1] = Tokens(last.ids + event.ids)
-        elif isinstance(event, Progress) and isinstance(last, Progress):
-            merged[-1] = event
-        else:
-            merged.append(event)
+        if isinstance(event, Tokens):
+            place = place_by_choice.setdefault(event.choice, len(merged))
+            if place < len(merged):
+                earlier = merged[place]
+                assert isinstance(earlier, Tokens)
+                merged[place] = Tokens(earlier.ids + event.ids, earlier.logprobs + event.logprobs, event.choice)
+                continue
+        elif isinstance(event, Progress) and merged and isinstance(merged[-1], Progress):
+            merged.pop()
+        merged.append(event)
     return merged
 
 
@@ -222,7 +194,7 @@ def _generate_response(event: Event) -> pb.GenerateResponse:
         case Progress():
             return pb.GenerateResponse(progress=_progress(event))
         case Tokens():
-            return pb.GenerateResponse(tokens=pb.Tokens(ids=event.ids))
+            return pb.GenerateResponse(tokens=_tokens(event))
         case Finished():
             return pb.GenerateResponse(finished=_finished(event))
         case Failed():
@@ -251,6 +223,17 @@ def _progress(event: Progress) -> pb.Progress:
     )
 
 
+def _tokens(event: Tokens) -> pb.Tokens:
+    logprobs = [
+        pb.TokenLogprobs(
+            sampled=pb.TokenLogprob(token_id=token_id, logprob=one.sampled),
+            top=[pb.TokenLogprob(token_id=other_id, logprob=logprob) for other_id, logprob in one.top],
+        )
+        for token_id, one in zip(event.ids, event.logprobs, strict=bool(event.logprobs))
+    ]
+    return pb.Tokens(ids=event.ids, logprobs=logprobs, choice=event.choice)
+
+
 def _finished(event: Finished) -> pb.Finished:
     usage = pb.Usage(
         prompt_tokens=event.prompt_tokens,
@@ -258,7 +241,7 @@ def _finished(event: Finished) -> pb.Finished:
         output_tokens=event.output_tokens,
         timings=_timings(event.timings),
     )
-    return pb.Finished(reason=_REASONS[event.reason], usage=usage, stop_text=event.stop_text)
+    return pb.Finished(choice=event.choice, reason=_REASONS[event.reason], usage=usage, stop_text=event.stop_text)
 
 
 def _cached(use: CacheUse) -> pb.Cached:

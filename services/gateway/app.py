@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -22,6 +21,9 @@ from services.gateway.exchange import Gateway, caller_of, gateway_of, read_excha
 from services.gateway.messages.endpoints import router as messages_router
 from services.gateway.responses.endpoints import router as responses_router
 from services.gateway.served_models import ServedModels
+from services.gateway.tenants.gate import Gate
+from services.gateway.tenants.key_ring import KeyRing
+from services.gateway.tenants.limits import Limits
 from services.gateway.toolsets import Toolsets
 from services.gateway.upstream import Tokenizer, Tokenizers
 
@@ -29,7 +31,9 @@ router = APIRouter()
 
 
 def build_app(config: GatewaySettings) -> FastAPI:
-    """The ASGI application; its lifespan opens and closes the channels to the services behind."""
+    """The ASGI application; its lifespan opens and closes the channels to the services behind. Raises KeyFileError."""
+    keys = KeyRing(config.keys_file, is_required=config.needs_keys)
+    limits = Limits(per_tenant=config.tenant_concurrency, total=config.max_concurrency)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -40,7 +44,7 @@ def build_app(config: GatewaySettings) -> FastAPI:
         ):
             tokenizers = Tokenizers(found, timeout_s=timeout_s)
             app.state.gateway = Gateway(
-                config, tokenizers, ServedModels(tokenizers, config.model_aliases), kept, Toolsets()
+                config, tokenizers, ServedModels(tokenizers, config.model_aliases), kept, Toolsets(), keys, limits
             )
             yield
 
@@ -49,6 +53,7 @@ def build_app(config: GatewaySettings) -> FastAPI:
         app.include_router(protocol)
     app.add_exception_handler(GatewayError, _on_gateway_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(Gate, keys=keys, limits=limits)
     app.add_middleware(Edge)
     return app
 
@@ -109,12 +114,6 @@ async def root() -> Response:
 async def root_head() -> Response:
     """Clients look whether somebody is there."""
     return Response()
-
-
-@router.get("/metrics", include_in_schema=False)
-async def metrics() -> Response:
-    """Prometheus text."""
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _on_gateway_error(request: Request, error: Exception) -> Response:

@@ -1,24 +1,28 @@
 """Chat Completions out: a tokenizer's events become chunks, or one object.
 
-Chunks: the role, deltas, one with the finish reason, one with the usage where asked for, ``[DONE]``.
+Chunks: each choice's role, deltas and one with the finish reason, those of different choices in any order; one with
+the usage of all where asked for; ``[DONE]``.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
+from fencepost.tokenizer.v1 import tokenizer_pb2
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway import chat_request, outcome
+from services.gateway.chat_message import Calls, Message, choice_of, delta_of
 from services.gateway.delivery import DONE, deliver
 from services.gateway.errors import GatewayError
 from services.gateway.exchange import Exchange
+from services.gateway.logprobs import chat_logprobs
 from services.gateway.stream import sse
 from services.gateway.upstream import Generation
 
@@ -32,7 +36,7 @@ async def respond(request: Request, exchange: Exchange) -> Response:
     return await deliver(
         request,
         gateway.tokenizers.generate(asked.generate, asked.replica_key, exchange.trace),
-        _Answer(response_id, asked.generate.model, int(time.time()), asked.include_usage),
+        _Answer(response_id, asked.generate, int(time.time()), asked.include_usage),
         is_stream=asked.is_stream,
         keep_alive_s=gateway.config.keep_alive_s,
     )
@@ -41,16 +45,22 @@ async def respond(request: Request, exchange: Exchange) -> Response:
 class _Answer:
     """The identity that all chunks of an answer share, and how they look."""
 
-    def __init__(self, response_id: str, model: str, created_s: int, include_usage: bool) -> None:
-        self._identity = {"id": response_id, "created": created_s, "model": model, "system_fingerprint": None}
+    def __init__(
+        self, response_id: str, request: tokenizer_pb2.GenerateRequest, created_s: int, include_usage: bool
+    ) -> None:
+        self._identity = {"id": response_id, "created": created_s, "model": request.model, "system_fingerprint": None}
         self._head = {**self._identity, "object": "chat.completion.chunk"}
         self._include_usage = include_usage
         # Where the usage comes at the end, every chunk before has a null one.
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._num_choices = request.sampling.choices or 1
+        self._has_logprobs = request.sampling.HasField("logprobs")
+        self._finished: set[int] = set()
 
     def keep_alive(self) -> bytes:
-        """An empty delta."""
-        return self._chunk({})
+        """An empty delta, of a choice that is not finished where there is one."""
+        open_choices = (index for index in range(self._num_choices) if index not in self._finished)
+        return self._chunk(next(open_choices, 0), {})
 
     def frame_of_error(self, error: GatewayError) -> bytes:
         """The error; no ``[DONE]`` follows."""
@@ -62,107 +72,56 @@ class _Answer:
 
     async def frames(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The whole stream. Its end waits for the tokenizer's, so that the next turn finds everything in place."""
-        yield self._chunk({"role": "assistant", "content": ""})
-        usage = tokenizer_pb2.Usage()
-        calls = _Calls()
+        for index in range(self._num_choices):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        calls: defaultdict[int, Calls] = defaultdict(Calls)
+        usages: list[tokenizer_pb2.Usage] = []
         async with aclosing(generation.events()) as events:
             async for event in events:
+                index = choice_of(event)
+                if index is None:
+                    continue
                 if event.HasField("finished"):
-                    usage = event.finished.usage
-                    yield self._chunk({}, outcome.finish_reason(event.finished))
-                elif delta := _delta(event, calls):
-                    yield self._chunk(delta)
+                    usages.append(event.finished.usage)
+                    self._finished.add(index)
+                    yield self._chunk(index, {}, finish_reason=outcome.finish_reason(event.finished))
+                elif delta := delta_of(event, calls[index]):
+                    tokens = event.text_delta.logprobs
+                    yield self._chunk(index, delta, logprobs=chat_logprobs(tokens) if tokens else None)
         if self._include_usage:
-            yield sse({**self._head, "choices": [], "usage": outcome.usage(usage)})
+            yield sse({**self._head, "choices": [], "usage": outcome.usage(usages)})
         yield DONE
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The chat.completion object."""
-        texts: list[str] = []
-        reasoning: list[str] = []
-        calls = _Calls()
-        finished = tokenizer_pb2.Finished()
+        messages: defaultdict[int, Message] = defaultdict(Message)
         async with aclosing(generation.events()) as events:
             async for event in events:
-                match event.WhichOneof("event"):
-                    case "text_delta":
-                        texts.append(event.text_delta.text)
-                    case "reasoning_delta":
-                        reasoning.append(event.reasoning_delta.text)
-                    case "call_started":
-                        calls.start(event.call_started)
-                    case "call_delta":
-                        calls.extend(event.call_delta)
-                    case "finished":
-                        finished = event.finished
-                    case _:
-                        pass
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "refusal": None}
-        if any(reasoning):
-            message["reasoning_content"] = "".join(reasoning)
-        if tool_calls := calls.whole():
-            message["content"] = message["content"] or None
-            message["tool_calls"] = tool_calls
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": outcome.finish_reason(finished)}
+                index = choice_of(event)
+                if index is not None:
+                    messages[index].add(event)
         return {
             **self._identity,
             "object": "chat.completion",
-            "choices": [choice],
-            "usage": outcome.usage(finished.usage),
+            "choices": [
+                {
+                    "index": index,
+                    "message": message.whole(),
+                    "logprobs": message.logprobs() if self._has_logprobs else None,
+                    "finish_reason": outcome.finish_reason(message.finished),
+                }
+                for index, message in sorted(messages.items())
+            ],
+            "usage": outcome.usage([message.finished.usage for message in messages.values()]),
         }
 
-    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return sse({**self._head, "choices": [choice], **self._tail})
-
-
-class _Calls:
-    """The calls of one answer, by position; a function's text is its arguments, a custom tool's its input."""
-
-    def __init__(self) -> None:
-        self._started_by_index: dict[int, tokenizer_pb2.CallStarted] = {}
-        self._fragments_by_index: dict[int, list[str]] = {}
-
-    def start(self, started: tokenizer_pb2.CallStarted) -> dict[str, Any]:
-        """Returns how the call looks before its text."""
-        self._started_by_index[started.index] = started
-        self._fragments_by_index[started.index] = []
-        return _call(started, "")
-
-    def extend(self, delta: tokenizer_pb2.CallDelta) -> dict[str, Any]:
-        """Returns how the piece looks alone."""
-        self._fragments_by_index[delta.index].append(delta.fragment)
-        kind, key = _shape(self._started_by_index[delta.index])
-        return {kind: {key: delta.fragment}}
-
-    def whole(self) -> list[dict[str, Any]]:
-        """All calls, in order; one that the answer's end cut short is as short here as in a stream."""
-        return [
-            _call(started, "".join(self._fragments_by_index[index]))
-            for index, started in sorted(self._started_by_index.items())
-        ]
-
-
-def _delta(event: tokenizer_pb2.GenerateResponse, calls: _Calls) -> dict[str, Any] | None:
-    """What an event adds to the message; None for those that add nothing."""
-    match event.WhichOneof("event"):
-        case "text_delta":
-            return {"content": event.text_delta.text} if event.text_delta.text else None
-        case "reasoning_delta":
-            return {"reasoning_content": event.reasoning_delta.text} if event.reasoning_delta.text else None
-        case "call_started":
-            return {"tool_calls": [{"index": event.call_started.index, **calls.start(event.call_started)}]}
-        case "call_delta" if event.call_delta.fragment:
-            return {"tool_calls": [{"index": event.call_delta.index, **calls.extend(event.call_delta)}]}
-        case _:
-            return None
-
-
-def _call(started: tokenizer_pb2.CallStarted, text: str) -> dict[str, Any]:
-    kind, key = _shape(started)
-    return {"id": started.call_id, "type": kind, kind: {"name": started.name, key: text}}
-
-
-def _shape(started: tokenizer_pb2.CallStarted) -> tuple[str, str]:
-    """The call's type, under which its text goes, and the text's name there."""
-    return ("custom", "input") if started.kind == conversation_pb2.CALL_KIND_CUSTOM else ("function", "arguments")

@@ -11,6 +11,8 @@ import re
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
+from services.gateway import sampling
+from services.gateway.chat_options import parse_output_format, parse_reasoning
 from services.gateway.chat_tools import parse_tool_choice, parse_tools
 from services.gateway.client_request import ClientRequest, assemble
 from services.gateway.errors import BadRequestError, UnsupportedError
@@ -27,6 +29,10 @@ _ROLES = {
 _CLIENT_SPELLING = (
     (r"^(conversation|input)$", "messages"),
     (r"^stop_texts\b", "stop"),
+    (r"^choices$", "n"),
+    (r"^logprobs$", "top_logprobs"),
+    (r"^output_format\b.*", "response_format"),
+    (r"^reasoning\b.*", "reasoning_effort"),
     (r"^parallel_calls$", "parallel_tool_calls"),
     (r"^tool_choice\.(mode|allowed_names)\b.*", "tool_choice"),
     (r"^(tools\[\d+\])\.grammar\b.*", r"\1.custom.format"),
@@ -54,8 +60,10 @@ def parse(exchange: Exchange, *, response_id: str) -> ClientRequest:
         tool_choice=parse_tool_choice(body, tools),
         # Without tools, it means nothing.
         parallel_calls=is_parallel if tools else None,
+        reasoning=parse_reasoning(body),
+        output_format=parse_output_format(body),
     )
-    return assemble(exchange, conversation, response_id=response_id)
+    return assemble(exchange, conversation, logprobs=sampling.chat_logprobs(body), response_id=response_id)
 
 
 def client_field(contract_field: str) -> str:
@@ -72,8 +80,6 @@ def _refuse_unsupported(body: Fields) -> None:
     body.refuse("function_call", "none", "auto")
     body.refuse("modalities", ["text"])
     body.refuse("audio")
-    if (response_format := body.object("response_format")) is not None and response_format.text("type") != "text":
-        raise UnsupportedError("'response_format' other than text is not supported yet.", param="response_format")
 
 
 def _messages(body: Fields) -> list[conversation_pb2.Message]:

@@ -84,11 +84,11 @@ def _custom(fields: Fields) -> conversation_pb2.Tool:
 
 def _grammar(fields: Fields) -> conversation_pb2.ToolGrammar | None:
     form = fields.object("format")
-    if form is None or _one_of(form, "type", ("text", "grammar")) == "text":
+    if form is None or one_of(form, "type", ("text", "grammar")) == "text":
         return None
     grammar = form.required_object("grammar")
     return conversation_pb2.ToolGrammar(
-        syntax=_SYNTAXES[_one_of(grammar, "syntax", _SYNTAXES)], text=grammar.required_text("definition")
+        syntax=_SYNTAXES[one_of(grammar, "syntax", _SYNTAXES)], text=grammar.required_text("definition")
     )
 
 
@@ -101,7 +101,7 @@ def _name(fields: Fields) -> str:
 
 def _choice(body: Fields, value: Any, names: Collection[str]) -> conversation_pb2.ToolChoice:
     if isinstance(value, str):
-        return conversation_pb2.ToolChoice(mode=_MODES[_one_of(body, "tool_choice", _MODES)])
+        return conversation_pb2.ToolChoice(mode=_MODES[one_of(body, "tool_choice", _MODES)])
     if not isinstance(value, dict):
         raise wrong("tool_choice", "a string or an object", value)
     choice = body.required_object("tool_choice")
@@ -109,7 +109,7 @@ def _choice(body: Fields, value: Any, names: Collection[str]) -> conversation_pb
         named = _named(choice, names)
         return conversation_pb2.ToolChoice(mode=conversation_pb2.TOOL_CHOICE_MODE_REQUIRED, allowed_names=[named])
     allowed = choice.required_object("allowed_tools")
-    mode = _one_of(allowed, "mode", ("auto", "required"))
+    mode = one_of(allowed, "mode", ("auto", "required"))
     allowed_names = [_named(tool, names) for tool in allowed.objects("tools")]
     if not allowed_names:
         raise BadRequestError(f"'{allowed.name('tools')}' must name at least one tool.", param=allowed.name("tools"))
@@ -128,7 +128,8 @@ def _wrong_name(fields: Fields, what: str) -> BadRequestError:
     return BadRequestError(f"'{fields.name('name')}' {what}.", param=fields.name("name"))
 
 
-def _one_of(fields: Fields, key: str, choices: Collection[str]) -> str:
+def one_of(fields: Fields, key: str, choices: Collection[str]) -> str:
+    """A text that must be there and be one of these. Raises BadRequestError."""
     value = fields.required_text(key)
     if value not in choices:
         raise BadRequestError(

@@ -23,18 +23,26 @@ class ClientRequest:
     include_usage: bool
 
 
-def assemble(exchange: Exchange, source: conversation_pb2.Conversation | str, *, response_id: str) -> ClientRequest:
-    """A request for the answer to ``source``. Raises BadRequestError or UnsupportedError naming the field."""
+def assemble(
+    exchange: Exchange, source: conversation_pb2.Conversation | str, *, logprobs: int | None, response_id: str
+) -> ClientRequest:
+    """A request for the answer to ``source``. Raises BadRequestError or UnsupportedError naming the field.
+
+    ``logprobs`` is how many alternatives are wanted beside each token's log-probability; None for neither.
+    """
     body = exchange.body
     model = body.required_text("model")
     if not model:
         raise BadRequestError("'model' must not be empty.", param="model")
     is_stream = bool(body.flag("stream"))
+    chosen = sampling.parse(body)
+    if logprobs is not None:
+        chosen.logprobs = logprobs
     asked = ask(
         exchange,
         source,
         model=model,
-        sampling=sampling.parse(body),
+        sampling=chosen,
         response_id=response_id,
         cache_key=body.text("prompt_cache_key"),
         user=body.text("user"),

@@ -276,6 +276,8 @@ def from_failure(failure: RpcFailure) -> GatewayError:
             return UnsupportedError(failure.message, param=field)
         case "NOT_FOUND" if failure.reason == "MODEL_NOT_FOUND":
             return ModelNotFoundError(failure.message, param="model")
+        case "NOT_FOUND" if failure.reason == "RESPONSE_NOT_FOUND":
+            return NotFoundError(failure.message)
         case "OUT_OF_RANGE" if failure.reason == "CONTEXT_LENGTH_EXCEEDED":
             prompt, context = (_count(failure, name) for name in ("prompt_tokens", "context_tokens"))
             return ContextLengthError(

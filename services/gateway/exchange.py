@@ -15,7 +15,9 @@ from services.gateway.config import GatewaySettings
 from services.gateway.fields import Fields
 from services.gateway.records import Records
 from services.gateway.served_models import ServedModels
-from services.gateway.tenants.caller import DEFAULT, Caller
+from services.gateway.tenants.caller import Caller
+from services.gateway.tenants.key_ring import KeyRing
+from services.gateway.tenants.limits import Limits
 from services.gateway.toolsets import Toolsets
 from services.gateway.upstream import Tokenizers, Trace
 
@@ -31,6 +33,8 @@ class Gateway:
     models: ServedModels
     records: Records
     toolsets: Toolsets
+    keys: KeyRing
+    limits: Limits
     num_websockets: int = 0
     """Open now."""
 
@@ -72,8 +76,8 @@ def gateway_of(connection: HTTPConnection) -> Gateway:
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """Who asks. Raises AuthenticationError."""
-    return DEFAULT
+    """Who asks, as the gate found out."""
+    return cast(Caller, connection.state.caller)
 
 
 async def read_exchange(request: Request) -> Exchange:

@@ -36,6 +36,17 @@ def _body(required: tuple[str, ...], example: _Schema, **properties: _Schema) ->
     return {"requestBody": {"required": True, "content": content}}
 
 
+_LOGPROBS: _Schema = {"type": "integer", "minimum": 0, "maximum": 20}
+_PENALTY: _Schema = {"type": "number", "minimum": -2, "maximum": 2}
+_CHOSEN = {
+    "n": {"type": "integer", "minimum": 1, "maximum": 128},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+}
 _SHARED = {"temperature": _TEMPERATURE, "top_p": _TOP_P, "stream": _BOOLEAN}
 
 CHAT = _body(
@@ -49,10 +60,13 @@ CHAT = _body(
     max_completion_tokens=_COUNT,
     stop=_STOPS,
     seed={"type": "integer"},
-    n=_COUNT,
+    logprobs=_BOOLEAN,
+    top_logprobs=_LOGPROBS,
     response_format=_OBJECT,
+    reasoning_effort={"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]},
     stream_options=_OBJECT,
     prompt_cache_key=_STRING,
+    **_CHOSEN,
     **_SHARED,
 )
 COMPLETIONS = _body(
@@ -62,6 +76,8 @@ COMPLETIONS = _body(
     max_tokens=_COUNT,
     stop=_STOPS,
     seed={"type": "integer"},
+    logprobs=_LOGPROBS,
+    **_CHOSEN,
     **_SHARED,
 )
 RESPONSES = _body(

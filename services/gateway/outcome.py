@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
@@ -27,16 +28,21 @@ def finish_reason(finished: tokenizer_pb2.Finished) -> str:
     return reason
 
 
-def usage(counted: tokenizer_pb2.Usage) -> dict[str, Any]:
-    """OpenAI's numbers, and beside them the tiers that the cached tokens came from."""
+def usage(usages: Sequence[tokenizer_pb2.Usage]) -> dict[str, Any]:
+    """OpenAI's numbers, and beside them the tiers that the cached tokens came from.
+
+    ``usages`` are those of all choices, at least one: each counts the same prompt and its own output.
+    """
+    counted = usages[0]
+    output_tokens = sum(one.output_tokens for one in usages)
     tokens_by_tier = cached.tokens_by_tier(counted.cached)
     return {
         "prompt_tokens": counted.prompt_tokens,
-        "completion_tokens": counted.output_tokens,
-        "total_tokens": counted.prompt_tokens + counted.output_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": counted.prompt_tokens + output_tokens,
         "prompt_tokens_details": {
             "cached_tokens": sum(tokens_by_tier.values()),
             "cached_tokens_by_tier": tokens_by_tier,
         },
-        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in usages)},
     }

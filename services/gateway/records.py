@@ -17,9 +17,11 @@ import grpc.aio
 from fencepost.kvstore.v1 import record_pb2, record_pb2_grpc
 
 from services import rpc
-from services.gateway.errors import GatewayError, InternalError, UnavailableError
+from services.gateway.errors import BadRequestError, GatewayError, InternalError, UnavailableError
 
 MEMORY_BYTES = 64 * 2**20
+MAX_VALUE_BYTES = 32 * 2**20
+"""Of one record in the kvstore."""
 
 _TIMEOUT_S = 10.0
 _MAX_KEYS = 1024
@@ -67,6 +69,12 @@ class KvstoreRecords:
         self._stub: Any = record_pb2_grpc.RecordServiceStub(channel)
 
     async def put(self, tenant: str, key: str, value: bytes, ttl_s: float) -> None:
+        if len(value) > MAX_VALUE_BYTES:
+            raise BadRequestError(
+                f"The response and its input are too large to be stored: {len(value)} bytes, and at most "
+                f"{MAX_VALUE_BYTES} are allowed; ask with 'store': false.",
+                param="store",
+            )
         request = record_pb2.PutRequest(
             kind=_KIND, tenant=tenant, key=key.encode(), value=value, ttl_ms=max(1, int(ttl_s * 1e3))
         )
@@ -76,15 +84,24 @@ class KvstoreRecords:
         found: dict[str, Record] = {}
         for start in range(0, len(keys), _MAX_KEYS):
             encoded = [key.encode() for key in keys[start : start + _MAX_KEYS]]
-            request = record_pb2.BatchGetRequest(kind=_KIND, tenant=tenant, keys=encoded)
-            answer = await _answer(self._stub.BatchGet(request, timeout=_TIMEOUT_S))
-            for record in answer.records:
+            for record in await self._batch(tenant, encoded):
                 found[record.key.decode()] = Record(record.value, record.remaining_ms / 1e3)
         return found
 
     async def delete(self, tenant: str, key: str) -> bool:
         request = record_pb2.RecordServiceDeleteRequest(kind=_KIND, tenant=tenant, key=key.encode())
         return (await _answer(self._stub.Delete(request, timeout=_TIMEOUT_S))).deleted
+
+    async def _batch(self, tenant: str, keys: Sequence[bytes]) -> list[record_pb2.Record]:
+        request = record_pb2.BatchGetRequest(kind=_KIND, tenant=tenant, keys=keys)
+        try:
+            return list((await self._stub.BatchGet(request, timeout=_TIMEOUT_S)).records)
+        except grpc.aio.AioRpcError as failed:
+            if failed.code() is not grpc.StatusCode.INVALID_ARGUMENT or len(keys) == 1:
+                raise _translated(failed) from None
+        # Together they are more than one answer holds.
+        half = len(keys) // 2
+        return [*await self._batch(tenant, keys[:half]), *await self._batch(tenant, keys[half:])]
 
 
 class MemoryRecords:

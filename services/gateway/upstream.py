@@ -80,6 +80,8 @@ class Generation:
     async def admitted(self, within_s: float) -> tokenizer_pb2.Admitted | None:
         """How an engine admitted the request; None when it still waits after that time. Raises GatewayError."""
         done, _ = await asyncio.wait((self._admission,), timeout=within_s)
+        if self._is_abandoned and self._admission.cancelled():
+            raise AnswerCancelledError
         return self._admission.result().admitted if done else None
 
     async def events(self) -> AsyncGenerator[_Event, None]:

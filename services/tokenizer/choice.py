@@ -1,6 +1,6 @@
 """One choice of an answer: sampled ids become text, text becomes events, and all of it becomes a record.
 
-ids → text (detokenize.py) → thinking, text and calls (a dialect's parser) → events
+ids → text (detokenize.py) → thinking, text and calls (a dialect's parser, in attribution.py) → events
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from services.tokenizer.attribution import AttributingParser
 from services.tokenizer.conversation import Call
-from services.tokenizer.detokenize import TextStream, decode
+from services.tokenizer.detokenize import PlacedLogprobs, TextStream, decode
 from services.tokenizer.dialects import events as parsed
 from services.tokenizer.dialects.dialect import StreamParser
 from services.tokenizer.dialects.events import ToolSpec
@@ -50,7 +51,7 @@ class Choice:
         self._vocabulary = vocabulary
         self._hidden_ids = hidden_ids
         self._stream = TextStream(vocabulary, hidden_ids, stop_texts)
-        self._parser = parser
+        self._parser = AttributingParser(parser)
         self._seal = seal
         self._tool_by_name = tool_by_name
         self._is_thinking = False
@@ -119,23 +120,18 @@ class Choice:
             num_missing -= 0 if token_id in self._hidden_ids else len(self._vocabulary.spell(token_id))
         return len(ids)
 
-    def _read(self, text: str, logprobs: tuple[TokenLogprobs, ...], *, is_final: bool) -> list[AnswerEvent]:
+    def _read(self, text: str, logprobs: Sequence[PlacedLogprobs], *, is_final: bool) -> list[AnswerEvent]:
         self._text.append(text)
-        if self._parser is None:
-            found: list[parsed.ParseEvent] = [parsed.Text(text)] if text else []
-        else:
-            found = self._parser.push(text) if text else []
-            if is_final:
-                found += self._parser.finish()
+        found = self._parser.push(text, logprobs)
+        if is_final:
+            found += self._parser.finish()
         events: list[AnswerEvent] = []
-        for one in found:
+        for one, belonging in found:
             if not isinstance(one, parsed.Reasoning):
                 events += self._end_thinking()
-            events += self._event(one)
+            events += self._event(one, belonging)
         if is_final:
             events += self._end_thinking()
-        if logprobs:
-            events.append(TextDelta(self._index, "", logprobs))
         return _joined(events)
 
     def _end_thinking(self) -> list[AnswerEvent]:
@@ -146,7 +142,7 @@ class Choice:
         record = record_of_thought(self._ids, text, reasoning, self._vocabulary, self._hidden_ids)
         return [ReasoningFinished(self._index, self._seal(record))]
 
-    def _event(self, event: parsed.ParseEvent) -> list[AnswerEvent]:
+    def _event(self, event: parsed.ParseEvent, logprobs: tuple[TokenLogprobs, ...]) -> list[AnswerEvent]:
         choice = self._index
         match event:
             case parsed.Reasoning():
@@ -155,7 +151,7 @@ class Choice:
                 return [ReasoningDelta(choice, event.text)]
             case parsed.Text():
                 self._content.append(event.text)
-                return [TextDelta(choice, event.text, ())]
+                return [TextDelta(choice, event.text, logprobs)]
             case parsed.CallStarted():
                 self._started[event.index] = event
                 call_id = self._id_by_call[event.index] = mint_call_id()
@@ -177,7 +173,7 @@ class Choice:
                     return []
                 # No call has begun to come out of it, so it may be prose about calls: nothing of that is lost.
                 self._content.append(event.text)
-                return [TextDelta(choice, event.text, ())]
+                return [TextDelta(choice, event.text, logprobs)]
             case parsed.Withheld():
                 self.warnings.append(f"a call of {event.name} was left out: the request allows no calls")
                 return []

@@ -8,6 +8,7 @@ Nothing here can raise, whatever a model samples.
 import codecs
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from services.tokenizer.events import TokenLogprobs
 from services.tokenizer.stop import StopMatcher
@@ -17,6 +18,14 @@ from services.vocabulary import Vocabulary
 def decode(vocabulary: Vocabulary, ids: Iterable[int]) -> str:
     """Text of whole ids, special tokens as they are spelt; what is no UTF-8 becomes U+FFFD."""
     return b"".join(vocabulary.spell(token_id) for token_id in ids).decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLogprobs:
+    """``start`` is the place in the whole text of the character that the token begins or goes on with."""
+
+    start: int
+    logprobs: TokenLogprobs
 
 
 class TextStream:
@@ -34,6 +43,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = bytearray()
         self._num_released = 0
+        self._num_characters = 0
         self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()
         self._stop: int | None = None
 
@@ -42,7 +52,9 @@ class TextStream:
         """The stop text that ended the text."""
         return None if self._stop is None else self._stop_texts[self._stop]
 
-    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> tuple[str, tuple[TokenLogprobs, ...]]:
+    def push(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> tuple[str, tuple[PlacedLogprobs, ...]]:
         """The text that is now certain, and the log-probabilities of the tokens that begin in it.
 
         ``logprobs`` has as many entries as ``ids``, or none. After a stop there is no more text.
@@ -62,17 +74,23 @@ class TextStream:
                 return self._release(start + match.start, is_final=True)
         return self._release(len(self._held) - self._matcher.num_held, is_final=False)
 
-    def finish(self) -> tuple[str, tuple[TokenLogprobs, ...]]:
+    def finish(self) -> tuple[str, tuple[PlacedLogprobs, ...]]:
         """What was held back, once no more ids come."""
         if self._stop is not None:
             return "", ()
         return self._release(len(self._held), is_final=True)
 
-    def _release(self, num_bytes: int, *, is_final: bool) -> tuple[str, tuple[TokenLogprobs, ...]]:
-        text = self._decoder.decode(bytes(self._held[:num_bytes]), is_final)
+    def _release(self, num_bytes: int, *, is_final: bool) -> tuple[str, tuple[PlacedLogprobs, ...]]:
+        placed: list[PlacedLogprobs] = []
+        text, done = "", 0
+        while self._logprobs and self._logprobs[0][0] < self._num_released + num_bytes:
+            position, logprobs = self._logprobs.popleft()
+            start = position - self._num_released
+            text += self._decoder.decode(bytes(self._held[done:start]))
+            placed.append(PlacedLogprobs(self._num_characters + len(text), logprobs))
+            done = start
+        text += self._decoder.decode(bytes(self._held[done:num_bytes]), is_final)
         del self._held[:num_bytes]
         self._num_released += num_bytes
-        logprobs: list[TokenLogprobs] = []
-        while self._logprobs and self._logprobs[0][0] < self._num_released:
-            logprobs.append(self._logprobs.popleft()[1])
-        return text, tuple(logprobs)
+        self._num_characters += len(text)
+        return text, tuple(placed)

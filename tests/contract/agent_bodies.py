@@ -83,7 +83,10 @@ RESPONSES: dict[str, Any] = {
         {
             "type": "function_call_output",
             "call_id": "call_1",
-            "output": [{"type": "input_text", "text": "README.md"}, {"type": "input_image", "image_url": "data:,"}],
+            "output": [
+                {"type": "input_text", "text": "README.md"},
+                {"type": "input_image", "image_url": f"data:image/png;base64,{_PNG}"},
+            ],
         },
         {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin Patch"},
         {"type": "custom_tool_call_output", "call_id": "call_2", "output": "Done."},

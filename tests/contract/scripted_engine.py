@@ -103,12 +103,15 @@ def admitted(prompt_tokens: int = 3) -> pb.GenerateResponse:
     return pb.GenerateResponse(admitted=pb.Admitted(prompt_tokens=prompt_tokens, cached=cached))
 
 
-def sampled(*ids: int, choice: int = 0) -> pb.GenerateResponse:
-    return pb.GenerateResponse(tokens=pb.Tokens(ids=ids, choice=choice))
+def sampled(*ids: int, choice: int = 0, logprobs: Sequence[pb.TokenLogprobs] = ()) -> pb.GenerateResponse:
+    return pb.GenerateResponse(tokens=pb.Tokens(ids=ids, choice=choice, logprobs=logprobs))
 
 
 def finished(
-    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP, stop_text: int | None = None, prompt_tokens: int = 3
+    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP,
+    stop_text: int | None = None,
+    prompt_tokens: int = 3,
+    choice: int = 0,
 ) -> pb.GenerateResponse:
     usage = pb.Usage(
         prompt_tokens=prompt_tokens,
@@ -116,4 +119,4 @@ def finished(
         output_tokens=5,
         timings=pb.Timings(queued_ms=1, restored_ms=2, prefilled_ms=3, decoded_ms=4),
     )
-    return pb.GenerateResponse(finished=pb.Finished(reason=reason, usage=usage, stop_text=stop_text))
+    return pb.GenerateResponse(finished=pb.Finished(choice=choice, reason=reason, usage=usage, stop_text=stop_text))

@@ -36,12 +36,19 @@ def admitted(
     return pb.GenerateResponse(admitted=pb.Admitted(prompt_tokens=prompt_tokens, cached=cached, engine_id="engine-0"))
 
 
-def text(value: str) -> pb.GenerateResponse:
-    return pb.GenerateResponse(text_delta=pb.TextDelta(text=value))
+def text(value: str, *, choice: int = 0, logprobs: Iterable[pb.TokenLogprobs] = ()) -> pb.GenerateResponse:
+    return pb.GenerateResponse(text_delta=pb.TextDelta(text=value, choice=choice, logprobs=logprobs))
 
 
-def reasoning(value: str) -> pb.GenerateResponse:
-    return pb.GenerateResponse(reasoning_delta=pb.ReasoningDelta(text=value))
+def logprobs(token: bytes, logprob: float, *top: tuple[bytes, float]) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        sampled=pb.TokenLogprob(token=token, logprob=logprob),
+        top=[pb.TokenLogprob(token=other, logprob=value) for other, value in top],
+    )
+
+
+def reasoning(value: str, *, choice: int = 0) -> pb.GenerateResponse:
+    return pb.GenerateResponse(reasoning_delta=pb.ReasoningDelta(text=value, choice=choice))
 
 
 def reasoning_finished(capsule: bytes) -> pb.GenerateResponse:
@@ -54,11 +61,15 @@ def call(
     name: str,
     *fragments: str,
     kind: conversation_pb2.CallKind.ValueType = conversation_pb2.CALL_KIND_FUNCTION,
+    choice: int = 0,
 ) -> list[pb.GenerateResponse]:
+    started = pb.CallStarted(index=index, call_id=call_id, name=name, kind=kind, choice=choice)
+    deltas = [pb.CallDelta(index=index, fragment=fragment, choice=choice) for fragment in fragments]
+    ended = pb.CallFinished(index=index, arguments="".join(fragments), choice=choice)
     return [
-        pb.GenerateResponse(call_started=pb.CallStarted(index=index, call_id=call_id, name=name, kind=kind)),
-        *(pb.GenerateResponse(call_delta=pb.CallDelta(index=index, fragment=fragment)) for fragment in fragments),
-        pb.GenerateResponse(call_finished=pb.CallFinished(index=index, arguments="".join(fragments))),
+        pb.GenerateResponse(call_started=started),
+        *(pb.GenerateResponse(call_delta=delta) for delta in deltas),
+        pb.GenerateResponse(call_finished=ended),
     ]
 
 
@@ -72,13 +83,14 @@ def finished(
     vram: int = 120,
     ssd: int = 8,
     stop_text: str | None = None,
+    choice: int = 0,
 ) -> pb.GenerateResponse:
     cached = pb.Cached(
         by_tier=[pb.TierTokens(tier=pb.TIER_VRAM, tokens=vram), pb.TierTokens(tier=pb.TIER_SSD, tokens=ssd)],
         recomputed_tokens=135 - vram - ssd,
     )
     usage = pb.Usage(prompt_tokens=135, cached=cached, output_tokens=7, reasoning_tokens=2)
-    return pb.GenerateResponse(finished=pb.Finished(reason=reason, usage=usage, stop_text=stop_text))
+    return pb.GenerateResponse(finished=pb.Finished(choice=choice, reason=reason, usage=usage, stop_text=stop_text))
 
 
 HELLO = [admitted(), text("Hello"), text(", world"), finished()]
@@ -104,6 +116,8 @@ class ScriptedTokenizer(_Servicer):
     error: ServiceError | None = None
     """Of Generate and CountTokens."""
     models_error: ServiceError | None = None
+    explanation: pb.ExplainPrefixResponse | ServiceError = field(default_factory=pb.ExplainPrefixResponse)
+    explained: pb.ExplainPrefixRequest | None = None
     requests: list[pb.GenerateRequest] = field(default_factory=list[pb.GenerateRequest])
     counted: list[pb.CountTokensRequest] = field(default_factory=list[pb.CountTokensRequest])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
@@ -148,6 +162,12 @@ class ScriptedTokenizer(_Servicer):
         if self.models_error is not None:
             raise self.models_error
         return pb.ListModelsResponse(models=self.models)
+
+    async def ExplainPrefix(self, request: pb.ExplainPrefixRequest, context: Any) -> pb.ExplainPrefixResponse:
+        self.explained = request
+        if isinstance(self.explanation, ServiceError):
+            raise self.explanation
+        return self.explanation
 
     @asynccontextmanager
     async def serving(

@@ -19,8 +19,10 @@ from scripted_tokenizer import (
     admitted,
     call,
     finished,
+    logprobs,
     progress,
     reasoning,
+    refusal,
     text,
 )
 
@@ -148,6 +150,135 @@ async def test_finish_reasons(
     answer = (await client.post("/v1/chat/completions", json=body())).json()
     assert answer["choices"][0]["finish_reason"] == shown
     assert answer["choices"][0]["message"]["content"] == ""
+
+
+INTERLEAVED = [
+    admitted(),
+    text("A", choice=1),
+    reasoning("hm", choice=0),
+    text("a"),
+    *call(0, "call_1", "ls", "{}", choice=1),
+    text("b"),
+    finished(tokenizer_pb2.FINISH_REASON_CALLS, choice=1),
+    text("c"),
+    finished(tokenizer_pb2.FINISH_REASON_LENGTH),
+]
+
+
+async def test_choices_are_told_apart(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = INTERLEAVED
+    response = await client.post("/v1/chat/completions", json=body(n=2))
+    answer = ChatCompletion.model_validate_json(response.content, strict=True)
+    assert tokenizer.requests[0].sampling.choices == 2
+    first, second = answer.choices
+    assert (first.index, first.message.content, first.finish_reason) == (0, "abc", "length")
+    assert (second.index, second.message.content, second.finish_reason) == (1, "A", "tool_calls")
+    assert [found.id for found in second.message.tool_calls or ()] == ["call_1"]
+    assert first.message.tool_calls is None
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (135, 14, 149)
+    assert response.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+async def test_choices_stream_side_by_side(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = INTERLEAVED
+    *chunks, done = await stream_of(client, n=2, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    *parts, usage = [validated(chunk) for chunk in chunks]
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert (usage.usage.prompt_tokens, usage.usage.completion_tokens) == (135, 14)
+    seen = [(part.choices[0].index, part.choices[0].delta.content, part.choices[0].finish_reason) for part in parts]
+    assert [one for one in seen if one[1] is not None or one[2]] == [
+        (0, "", None),
+        (1, "", None),
+        (1, "A", None),
+        (0, "a", None),
+        (0, "b", None),
+        (1, None, "tool_calls"),
+        (0, "c", None),
+        (0, None, "length"),
+    ]
+    assert all(part.choices[0].delta.role == "assistant" for part in parts[:2])
+    assert {part.choices[0].index for part in parts if part.choices[0].delta.tool_calls} == {1}
+
+
+async def test_silence_is_filled_in_a_choice_that_goes_on(tokenizer: ScriptedTokenizer) -> None:
+    from gateway_server import gateway_at
+
+    silence = asyncio.Event()
+    tokenizer.script = [admitted(), text("a"), finished(), silence, text("b", choice=1), finished(choice=1)]
+    async with gateway_at(tokenizer.address, keep_alive_s=0.02) as url, httpx.AsyncClient() as client:
+        request = client.stream("POST", f"{url}/v1/chat/completions", json=body(stream=True, n=2))
+        choices: list[Any] = []
+        async with request as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    choices += orjson.loads(line[6:])["choices"]
+                if choices and choices[-1]["delta"] == {} and choices[-1]["index"] == 1:
+                    silence.set()
+    ended = next(place for place, choice in enumerate(choices) if choice["finish_reason"])
+    assert {choice["index"] for choice in choices[ended + 1 :]} == {1}
+
+
+async def test_log_probabilities(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = [
+        admitted(),
+        text("He", logprobs=[logprobs(b"He", -0.5, (b"He", -0.5), (b"Oh", -1))]),
+        text("\u00e9", logprobs=[logprobs(b"\xc3", -2), logprobs(b"\xa9", 0)]),
+        finished(),
+    ]
+    asked = {"logprobs": True, "top_logprobs": 2}
+    whole = (await client.post("/v1/chat/completions", json=body(**asked))).content
+    found = ChatCompletion.model_validate_json(whole, strict=True).choices[0].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert [(one.token, one.bytes, one.logprob) for one in found.content] == [
+        ("He", [72, 101], -0.5),
+        ("\\xc3", [0xC3], -2),
+        ("\\xa9", [0xA9], 0),
+    ]
+    assert [(one.token, one.logprob) for one in found.content[0].top_logprobs] == [("He", -0.5), ("Oh", -1)]
+    assert tokenizer.requests[0].sampling.logprobs == 2
+    first, he, e, last = [validated(chunk).choices[0] for chunk in (await stream_of(client, **asked))[:-1]]
+    assert first.logprobs is None
+    assert last.logprobs is None
+    assert he.logprobs is not None
+    assert e.logprobs is not None
+    assert [*(he.logprobs.content or ()), *(e.logprobs.content or ())] == [
+        type(one).model_validate(one.model_dump()) for one in found.content
+    ]
+    assert orjson.loads(whole)["choices"][0]["logprobs"]["refusal"] is None
+
+
+async def test_the_official_client_accumulates_choices_and_log_probabilities(
+    url: str, tokenizer: ScriptedTokenizer
+) -> None:
+    tokenizer.script = [
+        admitted(),
+        *(text(value, choice=choice, logprobs=[logprobs(value.encode(), -1)]) for value in "ab" for choice in (1, 0)),
+        finished(),
+        finished(choice=1),
+    ]
+    arguments: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "n": 2, "logprobs": True}
+    async with (
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
+        client.chat.completions.stream(**arguments) as stream,
+    ):
+        final = await stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == ["ab", "ab"]
+    for choice in final.choices:
+        assert choice.logprobs is not None
+        assert [one.token for one in choice.logprobs.content or ()] == ["a", "b"]
+
+
+async def test_a_field_that_the_engine_refuses_is_named_as_the_client_spells_it(
+    client: httpx.AsyncClient, tokenizer: ScriptedTokenizer
+) -> None:
+    for field, param in (("sampling.logit_bias", "logit_bias"), ("sampling.choices", "n")):
+        tokenizer.error = refusal("INVALID_ARGUMENT", "INVALID_REQUEST", "out of range", metadata={"field": field})
+        response = await client.post("/v1/chat/completions", json=body())
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_any_text_survives_framing(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:

@@ -12,7 +12,7 @@ from fencepost.tokenizer.v1 import tokenizer_pb2
 from gateway_server import gateway_at
 from openai import AsyncOpenAI
 from openai.types import Completion
-from scripted_tokenizer import MODEL, ScriptedTokenizer, admitted, finished, progress, refusal, text
+from scripted_tokenizer import MODEL, ScriptedTokenizer, admitted, finished, logprobs, progress, refusal, text
 
 PATH = "/v1/completions"
 
@@ -64,6 +64,40 @@ async def test_stream(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -
     assert whole["choices"][0]["finish_reason"] == "length"
     assert whole["usage"] == usage["usage"]
     assert all("usage" not in chunk for chunk in events((await client.post(PATH, json=body(stream=True))).content))
+
+
+async def test_choices_with_log_probabilities(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    tokenizer.script = [
+        admitted(),
+        text("ab", choice=1, logprobs=[logprobs(b"a", -1, (b"x", -0.5)), logprobs(b"b", -2, (b"b", -2))]),
+        text("Hi", logprobs=[logprobs(b"Hi", -0.25)]),
+        finished(),
+        text("c", choice=1, logprobs=[logprobs(b"c", -3)]),
+        finished(tokenizer_pb2.FINISH_REASON_LENGTH, choice=1),
+    ]
+    response = await client.post(PATH, json=body(n=2, logprobs=1))
+    answer = Completion.model_validate_json(response.content, strict=True)
+    assert (tokenizer.requests[0].sampling.choices, tokenizer.requests[0].sampling.logprobs) == (2, 1)
+    assert [(one.index, one.text, one.finish_reason) for one in answer.choices] == [
+        (0, "Hi", "stop"),
+        (1, "abc", "length"),
+    ]
+    found = answer.choices[1].logprobs
+    assert found is not None
+    assert (found.tokens, found.token_logprobs, found.text_offset) == (["a", "b", "c"], [-1, -2, -3], [0, 1, 2])
+    assert found.top_logprobs == [{"x": -0.5, "a": -1}, {"b": -2}, {"c": -3}]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (135, 14)
+    chunks = events((await client.post(PATH, json=body(n=2, logprobs=1, stream=True))).content)
+    assert [(one["choices"][0]["index"], one["choices"][0]["text"]) for one in chunks] == [
+        (1, "ab"),
+        (0, "Hi"),
+        (0, ""),
+        (1, "c"),
+        (1, ""),
+    ]
+    pieces = [one["choices"][0]["logprobs"] for one in chunks if one["choices"][0]["index"] == 1]
+    assert [piece and piece["text_offset"] for piece in pieces] == [[0, 1], [2], None]
 
 
 async def test_silence_is_filled_with_empty_text(tokenizer: ScriptedTokenizer) -> None:

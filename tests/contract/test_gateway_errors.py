@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+import zstandard
 from fencepost.tokenizer.v1 import tokenizer_pb2
 from gateway_server import gateway_at
 from openai import APIStatusError, AsyncOpenAI
@@ -228,6 +230,7 @@ async def test_large_bodies_are_refused_whatever_they_declare(tokenizer: Scripte
             await client.post(PATH, content=undeclared()),
             await client.post(PATH, content=gzip.compress(large), headers=gzipped),
             await client.post(PATH, content=gzip.compress(b"a" * 10_000_000)[:9_000], headers=gzipped),
+            *[await client.post(PATH, content=bomb, headers={"content-encoding": "zstd"}) for bomb in zstd_bombs()],
         ):
             assert error_of(response, 413)["code"] == "request_too_large"
         small = body(messages=[{"role": "user", "content": "a" * 9_000}])
@@ -240,7 +243,30 @@ async def test_compressed_bodies(client: httpx.AsyncClient, tokenizer: ScriptedT
     for content in (b"no gzip", packed[:-6], packed + packed, b""):
         response = await client.post(PATH, content=content, headers={"content-encoding": "gzip"})
         error_of(response, 400)
-    for encoding in ("zstd", "br", "gzip, gzip"):
+    for encoding in ("deflate", "br", "gzip, gzip"):
         response = await client.post(PATH, content=packed, headers={"content-encoding": encoding})
         assert encoding in error_of(response, 415)["message"]
     assert len(tokenizer.requests) == 1
+
+
+@pytest.mark.parametrize("write_content_size", [True, False])
+async def test_zstd_bodies(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer, write_content_size: bool) -> None:
+    headers = {"content-encoding": "zstd"}
+    plain = orjson.dumps(body(messages=[{"role": "user", "content": random.Random(0).randbytes(50_000).hex()}]))
+    packed = zstandard.ZstdCompressor(write_content_size=write_content_size).compress(plain)
+    assert (await client.post(PATH, content=packed, headers=headers)).status_code == 200
+    sent = tokenizer.requests[0].conversation.messages[0].parts[0].text.text
+    assert sent == random.Random(0).randbytes(50_000).hex()
+    empty_frame = zstandard.compress(b"")
+    for content in (b"no zstd", packed[:-1], packed[:20], packed + packed, packed + b"x", packed + empty_frame, b""):
+        error_of(await client.post(PATH, content=content, headers=headers), 400)
+    assert len(tokenizer.requests) == 1
+
+
+def zstd_bombs() -> list[bytes]:
+    """Short bodies that unfold to more than any limit here, or ask for the memory to do so."""
+    long = b"a" * 50_000_000
+    undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(long)
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    stream = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    return [zstandard.compress(long), undeclared, stream.compress(b"a" * 100) + stream.flush()]

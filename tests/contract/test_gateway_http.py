@@ -1,10 +1,11 @@
-"""The rest of the HTTP surface: models, metrics, unknown paths, request ids."""
+"""The rest of the HTTP surface: models, unknown paths, request ids, what is measured."""
 
 from __future__ import annotations
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from prometheus_client import generate_latest
 from scripted_tokenizer import MODEL, ScriptedTokenizer, refusal
 
 
@@ -90,11 +91,14 @@ async def test_request_ids_are_kept_when_harmless(client: httpx.AsyncClient) -> 
 async def test_metrics_count_by_pattern_not_by_what_was_sent(client: httpx.AsyncClient) -> None:
     await client.get("/v1/models/some-secret-name")
     await client.get("/another/secret")
-    response = await client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain")
-    assert 'path="/v1/models/{model_id:path}"' in response.text
-    assert 'fencepost_http_requests_total{method="GET",path="unknown",status="404"}' in response.text
-    assert "secret" not in response.text
+    page = generate_latest().decode()
+    assert 'path="/v1/models/{model_id:path}"' in page
+    assert 'fencepost_http_requests_total{method="GET",path="unknown",status="404"}' in page
+    assert "secret" not in page
+
+
+async def test_metrics_are_not_for_clients(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/metrics")).status_code == 404
 
 
 async def test_our_own_bug_is_a_500_in_shape(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:

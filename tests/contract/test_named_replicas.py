@@ -144,8 +144,8 @@ async def test_an_engine_that_fails_has_the_name_looked_up_at_once() -> None:
 async def test_the_gateway_uses_every_tokenizer_behind_a_name() -> None:
     async def ask(tokenizers: Tokenizers) -> None:
         for key in KEYS:
-            generation = await tokenizers.generate(tokenizer_pb2.GenerateRequest(), key, ())
-            assert len([event async for event in generation.events()]) == len(scripted_tokenizer.HELLO) - 1
+            generation = tokenizers.generate(tokenizer_pb2.GenerateRequest(), key, ())
+            assert len([event async for event in generation.events()]) == len(scripted_tokenizer.HELLO)
 
     hosts = NamedHosts({"tokenizer": [ONE]})
     one, two = ScriptedTokenizer(), ScriptedTokenizer()

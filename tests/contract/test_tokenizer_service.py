@@ -183,6 +183,55 @@ async def test_a_stop_text_cuts_the_answer(stub: Stub, engine: ScriptedEngine, m
     assert (events[-1].finished.reason, events[-1].finished.stop_text) == (pb.FINISH_REASON_STOP_TEXT, "END")
 
 
+async def test_choices_are_told_apart(stub: Stub, engine: ScriptedEngine, model_dir: Path) -> None:
+    ab, end, cd = (byte_ids(text, model_dir) for text in ("ab", "END", "cd"))
+    engine.script = [
+        admitted(),
+        sampled(*ab, choice=1),
+        sampled(*cd, *end, choice=0),
+        finished(engine_pb2.FINISH_REASON_STOP_TEXT, 0),
+        sampled(*end[:2], choice=1),
+        finished(engine_pb2.FINISH_REASON_LENGTH, choice=1),
+    ]
+    events = await events_of(stub, generate(sampling=pb.Sampling(choices=2, stop_texts=["END"])))
+    texts = [(event.text_delta.choice, event.text_delta.text) for event in events if event.HasField("text_delta")]
+    assert texts == [(1, "ab"), (0, "cd"), (1, "EN")]
+    ends = [event.finished for event in events if event.HasField("finished")]
+    assert [(end.choice, end.reason) for end in ends] == [
+        (0, pb.FINISH_REASON_STOP_TEXT),
+        (1, pb.FINISH_REASON_LENGTH),
+    ]
+    assert [end.usage.output_tokens for end in ends] == [5, 5]
+    assert engine.requests[0].sampling.choices == 2
+
+
+async def test_log_probabilities_are_spelt_in_bytes(stub: Stub, engine: ScriptedEngine, model_dir: Path) -> None:
+    h, first, second = ids = byte_ids("h\u00e9", model_dir)
+    logprobs = [
+        engine_pb2.TokenLogprobs(
+            sampled=engine_pb2.TokenLogprob(token_id=one, logprob=-0.5),
+            top=[engine_pb2.TokenLogprob(token_id=one, logprob=-0.5), engine_pb2.TokenLogprob(token_id=h, logprob=-2)],
+        )
+        for one in ids
+    ]
+    engine.script = [
+        admitted(),
+        sampled(h, first, logprobs=logprobs[:2]),
+        sampled(second, logprobs=logprobs[2:]),
+        finished(),
+    ]
+    events = await events_of(stub, generate(sampling=pb.Sampling(logprobs=2)))
+    deltas = [event.text_delta for event in events if event.HasField("text_delta")]
+    assert [(delta.text, [one.sampled.token for one in delta.logprobs]) for delta in deltas] == [
+        ("h", [b"h"]),
+        ("\u00e9", [b"\xc3", b"\xa9"]),
+    ]
+    assert deltas[1].logprobs[0] == pb.TokenLogprobs(
+        sampled=pb.TokenLogprob(token=b"\xc3", logprob=-0.5),
+        top=[pb.TokenLogprob(token=b"\xc3", logprob=-0.5), pb.TokenLogprob(token=b"h", logprob=-2)],
+    )
+
+
 async def test_a_stop_text_that_never_completes_is_text(stub: Stub, engine: ScriptedEngine, model_dir: Path) -> None:
     engine.script = [admitted(), sampled(*byte_ids("abEN", model_dir)), finished(engine_pb2.FINISH_REASON_LENGTH)]
     events = await events_of(stub, generate(sampling=pb.Sampling(stop_texts=["END"])))

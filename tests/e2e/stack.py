@@ -81,14 +81,16 @@ class Stack:
 @contextmanager
 def run_stack(data_dir: Path, *flags: str) -> Generator[Stack]:
     """Start ``fencepost up``, wait until it is ready, stop it as Ctrl-C does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.socket() as probe, socket.socket() as operator_probe:
+        for free in (probe, operator_probe):
+            free.bind(("127.0.0.1", 0))
+        port, operator_port = probe.getsockname()[1], operator_probe.getsockname()[1]
     data_dir.mkdir(parents=True, exist_ok=True)
     log_path = data_dir / f"up-{time.monotonic_ns()}.log"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "proto")])
-    command = [sys.executable, "-m", "services", "up", "--port", str(port), "--data-dir", str(data_dir), *flags]
+    ports = ["--port", str(port), "--operator-port", str(operator_port)]
+    command = [sys.executable, "-m", "services", "up", *ports, "--data-dir", str(data_dir), *flags]
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ, cwd=ROOT)
     stack = Stack(process, port, log_path)

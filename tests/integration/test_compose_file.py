@@ -38,7 +38,9 @@ def test_docker_compose_accepts_the_file() -> None:
 
 def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in COMPOSE["services"].items() if "ports" in service}
-    assert published == {"gateway": ["127.0.0.1:${FENCEPOST_PORT:-8000}:8000"]}
+    assert published == {
+        "gateway": ["127.0.0.1:${FENCEPOST_PORT:-8000}:8000", "127.0.0.1:${FENCEPOST_OPERATOR_PORT:-8001}:8001"]
+    }
 
 
 def test_each_container_is_built_from_its_own_target() -> None:

@@ -20,11 +20,16 @@ def _kept_signals() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
     signal.signal(signal.SIGTERM, handler)
 
 
-@pytest.fixture
-def port() -> int:
+def _free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return server.getsockname()[1]
+
+
+@pytest.fixture
+def ports() -> list[str]:
+    """Flags for ports that are free, whatever else runs here."""
+    return ["--port", str(_free_port()), "--operator-port", str(_free_port())]
 
 
 @pytest.mark.parametrize("argv", [[], ["help"], ["--help"]])
@@ -99,12 +104,17 @@ def test_bad_flag_of_up_is_one_line(argv: list[str], named: str, capsys: pytest.
     ],
 )
 def test_bad_variable_stops_up_before_anything_starts(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    variable: str,
+    value: str,
+    ports: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("FENCEPOST_UP_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("FENCEPOST_UP_MODEL", str(tmp_path / "no-such-model"))
     monkeypatch.setenv(variable, value)
-    status = main(["up"])
+    status = main(["up"] if variable == "FENCEPOST_UP_PORT" else ["up", *ports])
     if variable == "FENCEPOST_GATEWAY_GRACE_S":
         # A good variable of a service is let through; the model is what is missing.
         assert status == 1
@@ -115,27 +125,52 @@ def test_bad_variable_stops_up_before_anything_starts(
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
-def test_port_in_use_is_named(flag: str, port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--port", "--operator-port", "--metrics-port"])
+def test_port_in_use_is_named(flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ports = {"--port": _free_port(), "--operator-port": _free_port()}
     argv = ["up", "--data-dir", str(tmp_path), "--model", "./none"]
-    if flag == "--metrics-port":
-        argv += ["--port", str(port)]
+    argv += [word for name, free in ports.items() if name != flag for word in (name, str(free))]
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken: int = server.getsockname()[1]
         assert main([*argv, flag, str(taken)]) == 1
     _assert_one_line(capsys, f"port {taken} on 127.0.0.1 is in use; free it or choose another with {flag}")
 
 
-def test_second_up_on_the_same_data_is_refused(port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_port_for_two_purposes_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--port", "8001"]) == 2
+    _assert_one_line(capsys, "--operator-port: 8001 is --port already; choose another")
+
+
+def test_keys_let_up_leave_loopback(ports: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ["up", "--data-dir", str(tmp_path), "--model", "./none", "--host", "0.0.0.0", *ports]
+    assert main(argv) == 2
+    _assert_one_line(capsys, "--host: 0.0.0.0 can be reached from the network")
+    (tmp_path / "keys.json").touch()
+    assert main(argv) == 1
+    _assert_one_line(capsys, "none: no such model directory")
+
+
+def test_a_certificate_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FENCEPOST_GATEWAY_TLS_CERT_FILE", str(tmp_path / "cert.pem"))
+    monkeypatch.setenv("FENCEPOST_GATEWAY_TLS_KEY_FILE", str(tmp_path / "key.pem"))
+    assert main(["up", "--data-dir", str(tmp_path)]) == 2
+    _assert_one_line(capsys, f"--tls-cert-file: cannot read {tmp_path / 'cert.pem'}: No such file or directory")
+
+
+def test_second_up_on_the_same_data_is_refused(
+    ports: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(["up", "--data-dir", str(tmp_path), "--port", str(port)]) == 1
+        assert main(["up", "--data-dir", str(tmp_path), *ports]) == 1
     _assert_one_line(capsys, f"{tmp_path} is used by another `fencepost up`")
 
 
-def test_unusable_data_dir_is_named(port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unusable_data_dir_is_named(ports: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert main(["up", "--data-dir", str(tmp_path / "file"), "--port", str(port)]) == 1
+    assert main(["up", "--data-dir", str(tmp_path / "file"), *ports]) == 1
     _assert_one_line(capsys, f"--data-dir: cannot use {tmp_path / 'file'}: ")
 
 

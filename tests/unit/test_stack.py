@@ -1,12 +1,12 @@
 import base64
 from pathlib import Path
 
-from services import stack
+from services import settings, stack
 from services.stack import Replica, UpSettings
 
 
-def _lay_out(settings: UpSettings) -> dict[str, Replica]:
-    stages = stack.lay_out(settings, data_dir=Path("/data"), model_dir=Path("/models/m"), run_dir=Path("/run/x"))
+def _lay_out(config: UpSettings) -> dict[str, Replica]:
+    stages = stack.lay_out(config, data_dir=Path("/data"), model_dir=Path("/models/m"), run_dir=Path("/run/x"))
     return {replica.name: replica for stage in stages for replica in stage}
 
 
@@ -58,10 +58,10 @@ def test_what_is_not_set_is_left_to_each_service() -> None:
 
 
 def test_metrics_ports_follow_each_other() -> None:
-    settings = UpSettings(metrics_port=9100, engines=2)
-    replicas = _lay_out(settings)
+    config = UpSettings(metrics_port=9100, engines=2)
+    replicas = _lay_out(config)
     pages = [_flag(replicas[name], "--metrics-listen") for name in ("kvstore", "engine-0", "engine-1", "tokenizer-0")]
-    assert pages == [f"127.0.0.1:{port}" for port in stack.metrics_ports(settings)]
+    assert pages == [f"127.0.0.1:{port}" for port in stack.metrics_ports(config)]
     assert pages[0] == "127.0.0.1:9100"
 
 
@@ -69,6 +69,21 @@ def test_opening_the_gateway_takes_both_flags() -> None:
     gateway = _lay_out(UpSettings(host="0.0.0.0", allow_unauthenticated_network=True))["gateway"]
     assert _flag(gateway, "--host") == "0.0.0.0"
     assert _flag(gateway, "--allow-unauthenticated-network") == "true"
+
+
+def test_the_gateway_is_given_keys_and_an_address_for_its_operator() -> None:
+    gateway = _lay_out(UpSettings())["gateway"]
+    assert _flag(gateway, "--keys-file") == "/data/keys.json"
+    assert _flag(gateway, "--operator-listen") == "127.0.0.1:8001"
+    gateway = _lay_out(UpSettings(keys_file=Path("/etc/keys"), operator_port=9001))["gateway"]
+    assert _flag(gateway, "--keys-file") == "/etc/keys"
+    assert _flag(gateway, "--operator-listen") == "127.0.0.1:9001"
+
+
+def test_the_gateways_own_variable_for_keys_is_not_overridden() -> None:
+    environ = {"FENCEPOST_GATEWAY_KEYS_FILE": "/etc/keys"}
+    assert stack.keys_file(settings.load(UpSettings, "up", (), environ)) == Path("/etc/keys")
+    assert stack.keys_file(UpSettings(data_dir=Path("/data"))) == Path("/data/keys.json")
 
 
 def test_model_id_is_what_clients_would_guess(tmp_path: Path) -> None:

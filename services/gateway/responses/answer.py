@@ -13,7 +13,13 @@ from typing import Any
 from fencepost.tokenizer.v1 import tokenizer_pb2
 
 from services.gateway import cached
-from services.gateway.errors import AnswerCancelledError, GatewayError, UnavailableError
+from services.gateway.errors import (
+    AnswerCancelledError,
+    ContextLengthError,
+    GatewayError,
+    RateLimitError,
+    UnavailableError,
+)
 from services.gateway.responses.output import Output, OutputOptions
 from services.gateway.responses.tool_names import ToolNames
 from services.gateway.stream import sse
@@ -22,7 +28,8 @@ from services.gateway.upstream import Generation
 OnFinish = Callable[[dict[str, Any]], Awaitable[None]]
 _Event = dict[str, Any]
 
-# Codex takes other codes, such as server_is_overloaded, for the end of the turn.
+# Clients know few codes: SDKs refuse others, and Codex takes some of them for the end of the turn.
+_CODES = ("rate_limit_exceeded", "context_length_exceeded")
 _DEFAULT_CODE = "server_error"
 _INCOMPLETE_REASONS = {
     tokenizer_pb2.FINISH_REASON_LENGTH: "max_output_tokens",
@@ -89,11 +96,11 @@ class ResponseStream:
                     case _:
                         for found in self._output.push(event):
                             yield self._numbered(**found)
+        if finished.reason == tokenizer_pb2.FINISH_REASON_CANCELLED:
+            raise UnavailableError("The server gave this answer up; try again.")
         reason = _INCOMPLETE_REASONS.get(finished.reason)
         for found in self._output.close("incomplete" if reason else "completed"):
             yield self._numbered(**found)
-        if finished.reason == tokenizer_pb2.FINISH_REASON_CANCELLED:
-            raise UnavailableError("The server gave this answer up; try again.")
         self._response = {
             **self._response,
             "status": "incomplete" if reason else "completed",
@@ -101,6 +108,7 @@ class ResponseStream:
             "incomplete_details": {"reason": reason} if reason else None,
             "output": self._output.items,
             "usage": usage_of(finished.usage),
+            **({"fencepost": {"warnings": list(finished.warnings)}} if finished.warnings else {}),
         }
         if self._on_finish is not None:
             await self._on_finish(self._response)
@@ -119,7 +127,7 @@ class ResponseStream:
         self._response = {
             **self._response,
             "status": "failed",
-            "error": {"code": error.code or _DEFAULT_CODE, "message": error.message},
+            "error": {"code": error.code if error.code in _CODES else _DEFAULT_CODE, "message": error.message},
             "output": self._output.items,
         }
         return self._numbered("response.failed", response=self._response)
@@ -182,6 +190,21 @@ def usage_of(counted: tokenizer_pb2.Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
         "total_tokens": counted.prompt_tokens + counted.output_tokens,
     }
+
+
+def _error(error: GatewayError) -> dict[str, str]:
+    """As a response holds it: with one of few codes, and the time to wait, which has no header any more, in words.
+
+    A wrong request is told from a failure of ours, since clients repeat the latter. On other codes, such as
+    server_is_overloaded, Codex gives the turn up.
+    """
+    if isinstance(error, RateLimitError):
+        wait = f" Please try again in {error.retry_after}s."
+        return {"code": "rate_limit_exceeded", "message": f"{error.message}{wait}"}
+    if isinstance(error, ContextLengthError):
+        return {"code": "context_length_exceeded", "message": error.message}
+    code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
+    return {"code": code, "message": error.message}
 
 
 def _frame(event: _Event) -> bytes:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from services.gateway.errors import BadRequestError, NotFoundError
-from services.gateway.fields import Fields
+from services.gateway.fields import Fields, wrong
 from services.gateway.raw_json import RawJson
 from services.gateway.records import Record, Records
 
 _VERSION = 1
 _RESPONSE, _ITEM = "response:", "item:"
+_MAX_KEY_BYTES = 256
 _log = logging.getLogger(__name__)
 
 
@@ -93,13 +94,15 @@ class Chains:
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response in every store; whether there was one. Responses that continue it lose their chain."""
-        found = await self._read(tenant, [response_id])
+        stored = (await self._read(tenant, [response_id])).get(response_id)
+        if stored is None:
+            return False
+        items = stored.fields.required_object("response").objects("output")
+        keys = [_RESPONSE + response_id, *(_ITEM + str(item.values.get("id")) for item in items)]
         for store in self._stores:
-            for stored in found.values():
-                for item in stored.fields.required_object("response").objects("output"):
-                    await store.delete(tenant, _ITEM + item.required_text("id"))
-            await store.delete(tenant, _RESPONSE + response_id)
-        return bool(found)
+            for key in keys:
+                await store.delete(tenant, key)
+        return True
 
     async def follow(self, tenant: str, response_id: str) -> Chain:
         """Everything up to this response. Raises PreviousResponseNotFoundError, GatewayError."""
@@ -135,14 +138,17 @@ class Chains:
         return found
 
     async def _get(self, tenant: str, keys: Sequence[str]) -> dict[str, Record]:
+        # Ours are short; what is longer could not be looked for.
+        wanted = [key for key in keys if len(key.encode()) <= _MAX_KEY_BYTES]
         found: dict[str, Record] = {}
         for store in self._stores:
-            if missing := [key for key in keys if key not in found]:
-                found |= await store.get(tenant, missing)
-        # A conversation that goes on keeps all of its chain.
-        for key, record in found.items():
-            if record.remaining_s < self._ttl_s / 2:
-                await self._stores[0].put(tenant, key, record.value, self._ttl_s)
+            missing = [key for key in wanted if key not in found]
+            here = await store.get(tenant, missing) if missing else {}
+            # A conversation that goes on keeps all of its chain, where it is.
+            for key, record in here.items():
+                if record.remaining_s < self._ttl_s / 2:
+                    await store.put(tenant, key, record.value, self._ttl_s)
+            found |= here
         return found
 
 
@@ -152,11 +158,13 @@ def _decoded(value: bytes) -> StoredResponse | None:
         fields = Fields(orjson.loads(value), RawJson(value))
         if fields.integer("v", 0, 2**31) != _VERSION:
             return None
-        ancestors = fields.values["ancestors"]
-        stored = StoredResponse(fields, tuple(str(ancestor) for ancestor in ancestors))
+        ancestors = fields.required("ancestors")
+        if not isinstance(ancestors, list):
+            raise wrong("ancestors", "a list", ancestors)
+        stored = StoredResponse(fields, tuple(map(str, cast(list[Any], ancestors))))
         # Fails now rather than in the middle of an answer.
-        assert isinstance(stored.items, list)
-    except (orjson.JSONDecodeError, BadRequestError, AttributeError, KeyError, TypeError) as error:
+        _ = stored.items
+    except (orjson.JSONDecodeError, BadRequestError, AttributeError) as error:
         _log.warning("a stored response cannot be read: %s", error)
         return None
     return stored

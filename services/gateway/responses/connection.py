@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from services.gateway.delivery import respelt
 from services.gateway.error_response import response_of
 from services.gateway.errors import (
+    AnswerCancelledError,
     BadRequestError,
     GatewayError,
     InternalError,
@@ -30,12 +31,14 @@ from services.gateway.raw_json import RawJson
 from services.gateway.records import MemoryRecords
 from services.gateway.responses.chain import Chains
 from services.gateway.responses.creation import create
+from services.gateway.tenants.authentication import authenticate
 from services.gateway.tenants.caller import Caller
 from services.gateway.upstream import Generation
 
-LOCAL_BYTES = 32 * 2**20
+LOCAL_BYTES = 8 * 2**20
 """Of a connection's own responses; the oldest are forgotten first."""
 
+_LAST_EVENTS = ("response.completed", "response.incomplete")
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +73,8 @@ class Connection:
         self._known = Chains((local, self._gateway.records), ttl_s)
         self._task: asyncio.Task[None] | None = None
         self._generation: Generation | None = None
+        self._is_answering = False
+        self._is_cancelled = False
         # Frames come from the reader and from the response.
         self._sending = asyncio.Lock()
 
@@ -105,10 +110,15 @@ class Connection:
         body = Fields(cast(dict[str, Any], value), RawJson(data))
         match kind := body.required_text("type"):
             case "response.create":
-                if self._task is not None and not self._task.done():
+                if self._is_answering:
                     raise BadRequestError("A response is in the making; wait for its end.", param="type")
+                if self._task is not None:
+                    # Its client has read the last event, and is faster than the clearing up behind it.
+                    await asyncio.gather(self._task, return_exceptions=True)
+                self._is_answering, self._is_cancelled = True, False
                 self._task = asyncio.create_task(self._create(body))
             case "response.cancel":
+                self._is_cancelled = True
                 if self._generation is not None:
                     self._generation.abandon()
             case _:
@@ -118,21 +128,26 @@ class Connection:
 
     async def _create(self, body: Fields) -> None:
         try:
-            await self._respond(Exchange(self._gateway, self._websocket, self._caller, body))
+            # The key may have been revoked since the connection was opened.
+            authenticate(self._websocket.headers, self._gateway.keys)
+            with self._gateway.limits.slot(self._caller.tenant):
+                await self._respond(Exchange(self._gateway, self._websocket, self._caller, body))
         except WebSocketDisconnect:
             # The reader learns it too.
             return
         except GatewayError as error:
-            await self._forget(body)
-            await self._send(_error_event(error))
+            await self._forget_after(error, body)
+            await self._send_last(_error_event(error))
         except Exception:  # noqa: BLE001 - our own bugs end this response, not the connection
             _log.exception("a response failed")
-            await self._send(_error_event(InternalError()))
+            await self._send_last(_error_event(InternalError()))
 
     async def _respond(self, exchange: Exchange) -> None:
         """Raises GatewayError before the response has begun."""
         creation = await create(exchange, self._known, self._stored, keeps_all=self._local)
         asked, stream = creation.asked, creation.stream
+        if self._is_cancelled:
+            raise AnswerCancelledError
         generation = self._gateway.tokenizers.generate(asked.generate, asked.replica_key, exchange.trace)
         self._generation = generation
         try:
@@ -144,8 +159,8 @@ class Connection:
                 async with aclosing(stream.events(generation)) as events:
                     await self._send_all(events, stream.keep_alive)
             except GatewayError as error:
-                await self._forget(exchange.body)
-                await self._send(stream.failed(respelt(error, creation.request.client_field)))
+                await self._forget_after(error, exchange.body)
+                await self._send_last(stream.failed(respelt(error, creation.request.client_field)))
         finally:
             self._generation = None
             generation.cancel()
@@ -162,17 +177,22 @@ class Connection:
                 event = following.result()
                 if event is None:
                     return
-                await self._send(event)
+                await (self._send_last if event["type"] in _LAST_EVENTS else self._send)(event)
                 following = asyncio.ensure_future(anext(events, None))
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _forget(self, body: Fields) -> None:
+    async def _forget_after(self, error: GatewayError, body: Fields) -> None:
         """A continuation that failed takes what it continued with it: its client starts anew."""
         previous_id = body.values.get("previous_response_id")
-        if isinstance(previous_id, str):
+        if isinstance(previous_id, str) and not isinstance(error, AnswerCancelledError):
             await self._local.delete(self._caller.tenant, previous_id)
+
+    async def _send_last(self, event: dict[str, Any]) -> None:
+        """What ends a response; whoever reads it may ask for the next one."""
+        self._is_answering = False
+        await self._send(event)
 
     async def _send(self, event: dict[str, Any]) -> None:
         text = orjson.dumps(event).decode()

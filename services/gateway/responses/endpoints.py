@@ -18,7 +18,7 @@ from services.gateway.errors import BadRequestError, GatewayError, NotFoundError
 from services.gateway.exchange import Gateway, caller_of, gateway_of, read_exchange
 from services.gateway.fields import Fields
 from services.gateway.responses.answer import ResponseAnswer
-from services.gateway.responses.chain import Chains
+from services.gateway.responses.chain import Chain, Chains, PreviousResponseNotFoundError
 from services.gateway.responses.compact import compact
 from services.gateway.responses.connection import serve
 from services.gateway.responses.creation import create, read_request
@@ -135,8 +135,11 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """Everything that was put before the model for a stored response, the newest first."""
     chains, tenant = chains_of(gateway_of(request)), caller_of(request).tenant
     stored = await chains.get(tenant, response_id)
-    chain = await chains.follow(tenant, stored.ancestors[-1]) if stored.ancestors else None
-    items = [*(() if chain is None else chain.items), *stored.input_items]
+    try:
+        chain = await chains.follow(tenant, stored.ancestors[-1]) if stored.ancestors else Chain()
+    except PreviousResponseNotFoundError:
+        raise NotFoundError(f"A response that '{response_id[:200]}' continues is not stored any more.") from None
+    items = [*chain.items, *stored.input_items]
     return _json(_page(items, request))
 
 

@@ -1,7 +1,7 @@
 """The output items of a response, from a tokenizer's events: what a stream says of them, and what they are in the end.
 
 An item is opened by the first thing it has to say, so none is empty; it has one id from its first event to the finished
-response. Items follow each other and never overlap.
+response. Items follow each other and never overlap. A delta costs a small dict and nothing of what came before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
 
+from services.gateway.logprobs import chat_logprobs
 from services.gateway.responses import local_shell
 from services.gateway.responses.stored_items import new_id
 from services.gateway.responses.tool_names import ItemType, ToolNames
@@ -27,7 +28,9 @@ class OutputOptions:
     encrypted_reasoning: bool = False
     """The capsule that brings thinking back, for clients that keep the conversation themselves."""
     reasoning_summary: bool = False
-    """Thinking also as a summary, which is all that some clients show. There is one thought: both texts are equal."""
+    """Thinking also as a summary, which is all that some clients show. There is one thought: both texts are equal.
+
+    Only where it was asked for, since every piece is then sent twice."""
     logprobs: bool = False
 
 
@@ -75,12 +78,13 @@ class Output:
 
     def close(self, status: str = "completed") -> Iterator[_Event]:
         """End the open item, if there is one."""
-        if self._open is not None:
-            item, index = self._open, len(self._items)
-            self._open = None
-            yield from item.finish(index)
-            self._items.append(item.item(status))
-            yield {"type": "response.output_item.done", "output_index": index, "item": self._items[-1]}
+        item, index = self._open, len(self._items)
+        self._open = None
+        if item is None or (status == "incomplete" and not item.is_announced):
+            return
+        yield from item.finish(index)
+        self._items.append(item.item(status))
+        yield {"type": "response.output_item.done", "output_index": index, "item": self._items[-1]}
 
     def _begin(self, item: _Thought | _Text | _Call) -> Iterator[_Event]:
         yield from self.close()
@@ -90,6 +94,8 @@ class Output:
 
 class _Text:
     """A message. One part holds all of its text."""
+
+    is_announced = True
 
     def __init__(self, options: OutputOptions) -> None:
         self.id = new_id("message")
@@ -106,7 +112,7 @@ class _Text:
 
     def extend(self, delta: tokenizer_pb2.TextDelta) -> Iterator[_Event]:
         self._texts.append(delta.text)
-        logprobs = [logprob_of(token) for token in delta.logprobs] if self._shows_logprobs else []
+        logprobs = chat_logprobs(delta.logprobs)["content"] if self._shows_logprobs else []
         self._logprobs += logprobs
         yield {"type": "response.output_text.delta", **self._place, "delta": delta.text, "logprobs": logprobs}
 
@@ -125,7 +131,9 @@ class _Text:
 
 
 class _Thought:
-    """A reasoning item."""
+    """A reasoning item. Its text is a content part, which clients that put items together expect to be announced."""
+
+    is_announced = True
 
     def __init__(self, options: OutputOptions) -> None:
         self.id = new_id("reasoning")
@@ -192,9 +200,14 @@ class _Call:
         self._fragments: list[str] = []
         self._place: dict[str, Any] = {}
 
+    @property
+    def is_announced(self) -> bool:
+        """False for an action, of which there are no pieces: half of one must never be run, so it is not shown."""
+        return self._kind is not ItemType.LOCAL_SHELL_CALL
+
     def begin(self, index: int) -> Iterator[_Event]:
         self._place = {"item_id": self.id, "output_index": index}
-        if self._kind is not ItemType.LOCAL_SHELL_CALL:
+        if self.is_announced:
             yield {"type": "response.output_item.added", "output_index": index, "item": self.item("in_progress")}
 
     def extend(self, fragment: str) -> Iterator[_Event]:
@@ -229,13 +242,3 @@ class _Call:
                 return {**self._head, "input": text, "status": status}
             case ItemType.LOCAL_SHELL_CALL:
                 return {**self._head, "action": local_shell.action_of(text), "status": status}
-
-
-def logprob_of(token: tokenizer_pb2.TokenLogprobs) -> dict[str, Any]:
-    """A sampled token and its alternatives, as OpenAI writes them."""
-    return {**_one(token.sampled), "top_logprobs": [_one(other) for other in token.top]}
-
-
-def _one(token: tokenizer_pb2.TokenLogprob) -> dict[str, Any]:
-    text = token.token.decode(errors="replace")
-    return {"token": text, "bytes": list(token.token), "logprob": token.logprob}

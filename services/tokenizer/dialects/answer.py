@@ -63,6 +63,11 @@ class AnswerParser:
         self._is_behind_block = False
         """Nothing but whitespace has come since the last block."""
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are undecided, outside of a block."""
+        return self._reasoning.num_held + len(self._held)
+
     def push(self, text: str) -> list[ParseEvent]:
         """More text, of any length."""
         separated = self._reasoning.push(text)

@@ -24,6 +24,11 @@ class CallFreeParser:
         self._parser = parser
         self._is_in_call = False
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are undecided."""
+        return self._parser.num_held
+
     def push(self, text: str) -> list[ParseEvent]:
         """More text, of any length."""
         return self._without_calls(self._parser.push(text))

@@ -15,6 +15,11 @@ from services.tokenizer.dialects.events import CallText, ParseEvent, ResultText,
 class StreamParser(Protocol):
     """Reads one answer as it arrives. Never raises on any text; never emits half a marker."""
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are undecided: text, thinking or markup. Counts outside of blocks only."""
+        ...
+
     def push(self, text: str) -> list[ParseEvent]:
         """More text, of any length."""
         ...

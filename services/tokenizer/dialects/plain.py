@@ -15,6 +15,11 @@ class PlainParser:
     def __init__(self, *, starts_in_reasoning: bool) -> None:
         self._reasoning = ReasoningStage(THINK, (), starts_in_reasoning=starts_in_reasoning)
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are undecided."""
+        return self._reasoning.num_held
+
     def push(self, text: str) -> list[ParseEvent]:
         """More text, of any length."""
         return _events(self._reasoning.push(text))

@@ -56,6 +56,11 @@ class ReasoningStage:
         """The thinking has ended, or there was none; from here on text passes unchanged."""
         return self._place is _Place.BEHIND
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters have not been given yet."""
+        return len(self._held)
+
     def push(self, text: str) -> Separated:
         """More text, of any length."""
         return self._read(text, is_final=False)

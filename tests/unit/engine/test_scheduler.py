@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.request import Admitted, Finished, FinishReason, MissReason, Tier, Tokens
+from services.engine.request import Admitted, Finished, FinishReason, MissReason, Progress, Sampled, Tier, Tokens
 from services.engine.scheduler import EndRules, Plan, Scheduler, Terminal
 from services.engine.sequence import Sequence, State
 from tests.unit.engine.memory import Memory, Prefix, to_ids
@@ -17,9 +17,9 @@ END = 99
 CONTEXT = 64
 
 
-def next_token(prefix: Prefix) -> int:
-    """A stand-in for a model: any function of all the tokens before."""
-    return random.Random(repr(prefix)).randint(1, 9)
+def next_token(prefix: Prefix, choice: int = 0) -> int:
+    """A stand-in for a model and a choice's generator: any function of all the tokens before."""
+    return random.Random(repr((choice, prefix) if choice else prefix)).randint(1, 9)
 
 
 class Loop:
@@ -41,11 +41,11 @@ class Loop:
     def step(self) -> Plan:
         plan = self.scheduler.schedule()
         self.memory.copy(plan.copies)
-        sampled: list[int] = []
+        sampled: list[Sampled] = []
         for row in plan.rows:
             self.memory.compute(row.sequence, row.start, row.num_tokens)
             if row.samples:
-                sampled.append(next_token(to_ids(row.sequence.token_ids)))
+                sampled.append(Sampled(next_token(to_ids(row.sequence.token_ids), row.sequence.choice)))
         self.terminals += self.scheduler.commit(plan, sampled)
         self.memory.check_accounts(self.scheduler.attached)
         return plan
@@ -61,11 +61,21 @@ def output(sequence: Sequence) -> list[int]:
     return list(to_ids(sequence.token_ids)[sequence.num_prompt :])
 
 
-def expected(ids: list[int], count: int) -> list[int]:
+def expected(ids: list[int], count: int, choice: int = 0) -> list[int]:
     tokens = list(ids)
     for _ in range(count):
-        tokens.append(next_token(tuple(tokens)))
+        tokens.append(next_token(tuple(tokens), choice))
     return tokens[len(ids) :]
+
+
+def output_of(sequence: Sequence, choice: int) -> list[int]:
+    """What the request's caller got of one choice."""
+    tokens = [event for event in sequence.outbox._events if isinstance(event, Tokens) and event.choice == choice]
+    return [token_id for event in tokens for token_id in event.ids]
+
+
+def ends(sequence: Sequence) -> dict[int, Finished]:
+    return {event.choice: event for event in sequence.outbox._events if isinstance(event, Finished)}
 
 
 def finished(sequence: Sequence) -> Finished:
@@ -112,15 +122,18 @@ def test_any_mix_on_any_pool_gives_each_request_its_own_output(data: st.DataObje
         base = data.draw(st.sampled_from(known))
         ids = (base + data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=10)))[:40]
         count = data.draw(st.integers(1, 12))
-        requests.append((ids, count, loop.add(ids, max_tokens=count)))
-        known.append(ids + expected(ids, count))
+        choices = data.draw(st.integers(1, 3))
+        requests.append((ids, count, loop.add(ids, max_tokens=count, choices=choices)))
+        known.append(ids + expected(ids, count, choices - 1))
         for _ in range(data.draw(st.integers(0, 6))):
             loop.step()
         if data.draw(st.integers(0, 5)) == 0:
-            requests.pop()[2].is_cancelled = True
+            requests.pop()[2].cancel()
     loop.run()
     for ids, count, sequence in requests:
-        assert output(sequence) == expected(ids, count)
+        choices = range(sequence.request.sampling.choices)
+        assert [output_of(sequence, choice) for choice in choices] == [expected(ids, count, one) for one in choices]
+        assert set(ends(sequence)) == set(choices)
     use = loop.memory.cache.use(loop.scheduler.attached)
     assert use.held == 0
 
@@ -142,7 +155,7 @@ def test_a_cancelled_request_holds_nothing_and_its_complete_blocks_stay(steps: i
     for _ in range(steps):
         loop.step()
     computed = sequence.num_computed
-    sequence.is_cancelled = True
+    sequence.cancel()
     loop.run()
     assert finished(sequence).reason is FinishReason.CANCELLED
     assert loop.memory.cache.use(loop.scheduler.attached).held == 0
@@ -241,3 +254,72 @@ def test_a_failed_step_ends_its_requests_and_frees_their_blocks():
     assert sequence.state is State.FINISHED
     assert loop.memory.cache.use(loop.scheduler.attached).held == 0
     loop.memory.check_accounts([])
+
+
+def test_choices_share_the_prompt_and_each_goes_its_own_way():
+    loop = Loop(num_blocks=40, step_tokens=16)
+    ids = [1] * 30
+    sequence = loop.add(ids, max_tokens=9, choices=3)
+    assert (loop.scheduler.num_queued, loop.scheduler.backlog_tokens) == (3, 30)
+    loop.step()
+    loop.step()
+    assert (loop.scheduler.num_queued, loop.scheduler.backlog_tokens) == (2, 0)
+    computed = sum(row.num_tokens for row in loop.step().rows)
+    # The prompt's last two tokens are in no whole block.
+    assert computed == 1 + 2 * 2
+    assert len(loop.scheduler.running) == 3
+    # Seven blocks of the prompt, and of each choice its last one and one to grow.
+    assert loop.memory.cache.use(loop.scheduler.attached).held == 7 + 3 * 2
+    loop.run()
+    assert [output_of(sequence, choice) for choice in range(3)] == [expected(ids, 9, choice) for choice in range(3)]
+    assert loop.memory.cache.use([]).held == 0
+
+
+def test_each_choice_has_an_account_of_its_output_and_all_have_the_same_of_the_prompt():
+    loop = Loop(num_blocks=40)
+    loop.add([1] * 12, max_tokens=1)
+    loop.run()
+    ids = [1] * 12 + [2] * 9
+    sequence = loop.add(ids, max_tokens=20, choices=2, stop_texts=(b"%d" % expected(ids, 1, 1)[0],))
+    loop.run()
+    first, second = ends(sequence)[0], ends(sequence)[1]
+    assert second.output_tokens == 1
+    assert second.reason is FinishReason.STOP_TEXT
+    assert first.prompt_tokens == second.prompt_tokens == 21
+    assert first.cache == second.cache
+    assert first.cache.tokens_by_tier == {Tier.VRAM: 12}
+    assert first.output_tokens == len(output_of(sequence, 0))
+    kinds = [type(event) for event in sequence.outbox._events]
+    assert kinds.count(Admitted) == 1
+    assert Progress not in kinds[kinds.index(Tokens) :]
+
+
+def test_a_choice_that_ends_leaves_the_others_running():
+    loop = Loop(num_blocks=40)
+    ids = [3] * 10
+    stop = "".join(map(str, expected(ids, 6)[2:6]))
+    sequence = loop.add(ids, max_tokens=12, choices=2, stop_texts=(stop.encode(),))
+    loop.run()
+    assert (ends(sequence)[0].reason, ends(sequence)[1].reason) == (FinishReason.STOP_TEXT, FinishReason.LENGTH)
+    assert output_of(sequence, 0) == expected(ids, 6)
+    assert output_of(sequence, 1) == expected(ids, 12, 1)
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_cancelled_request_ends_all_its_choices(steps: int):
+    loop = Loop(num_blocks=24, step_tokens=6)
+    sequence = loop.add([1] * 13, max_tokens=30, choices=4)
+    for _ in range(steps):
+        loop.step()
+    sequence.cancel()
+    loop.run()
+    assert not loop.scheduler.num_queued
+    assert loop.memory.cache.use(loop.scheduler.attached).held == 0
+
+
+def test_more_choices_than_may_run_take_turns():
+    loop = Loop(num_blocks=16, max_running=2)
+    ids = [1] * 9
+    sequence = loop.add(ids, max_tokens=20, choices=7)
+    loop.run()
+    assert [output_of(sequence, choice) for choice in range(7)] == [expected(ids, 20, choice) for choice in range(7)]

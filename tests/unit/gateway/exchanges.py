@@ -14,6 +14,8 @@ from services.gateway.raw_json import RawJson
 from services.gateway.records import MemoryRecords
 from services.gateway.served_models import ServedModels
 from services.gateway.tenants.caller import DEFAULT, Caller
+from services.gateway.tenants.key_ring import KeyRing
+from services.gateway.tenants.limits import Limits
 from services.gateway.toolsets import Toolsets
 from services.gateway.upstream import Tokenizers
 
@@ -32,5 +34,13 @@ def exchange_of(
     pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     request = Request({"type": "http", "headers": pairs, "state": {"request_id": "req_1"}})
     nobody = cast(Tokenizers, None)
-    gateway = Gateway(GatewaySettings(), nobody, ServedModels(nobody, ()), MemoryRecords(2**20), toolsets or Toolsets())
+    gateway = Gateway(
+        GatewaySettings(),
+        nobody,
+        ServedModels(nobody, ()),
+        MemoryRecords(2**20),
+        toolsets or Toolsets(),
+        KeyRing(None, is_required=False),
+        Limits(per_tenant=1, total=1),
+    )
     return Exchange(gateway, request, caller, Fields(values or orjson.loads(body), RawJson(body)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fencepost.tokenizer.v1 import conversation_pb2 as conv
+from fencepost.tokenizer.v1 import tokenizer_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +125,43 @@ def message(**fields: Any) -> conv.Message:
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"n": 0}, "n"),
         ({"n": "1"}, "n"),
+        ({"n": 129}, "n"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"٥": 1}}, "logit_bias"),
+        ({"logit_bias": {"4294967296": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"5": -100.5}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": False}, "frequency_penalty"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": ""}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": "{}"}}},
+            "response_format.json_schema.schema",
+        ),
         ({"response_format": "text"}, "response_format"),
         ({"response_format": {"type": 1}}, "response_format.type"),
         ({"user": 5}, "user"),
@@ -151,21 +189,9 @@ def test_wrong_value_names_its_field(changes: dict[str, Any], param: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"frequency_penalty": False}, "frequency_penalty"),
         ({"functions": [{"name": "ls"}]}, "functions"),
         ({"function_call": {"name": "ls"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"top_k": 40}, "top_k"),
-        ({"min_p": 0.0}, "min_p"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
@@ -180,7 +206,9 @@ def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], param: s
     [
         {"n": 1},
         {"logprobs": False, "top_logprobs": 0, "logit_bias": {}},
-        {"presence_penalty": 0, "frequency_penalty": 0.0},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        {"top_k": -1, "min_p": 0},
+        {"top_k": 0},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
         {"tool_choice": "auto"},
         {"response_format": {"type": "text"}, "modalities": ["text"]},
@@ -194,7 +222,8 @@ def test_what_changes_nothing_is_taken(changes: dict[str, Any]) -> None:
 
 def test_null_means_absent() -> None:
     names = (
-        "temperature top_p seed stop max_tokens max_completion_tokens stream stream_options n tools tool_choice top_k"
+        "temperature top_p seed stop max_tokens max_completion_tokens stream stream_options n tools tool_choice top_k "
+        "min_p repetition_penalty logprobs top_logprobs logit_bias response_format reasoning_effort"
     )
     request = parse(**dict.fromkeys(names.split()))
     assert request == parse()
@@ -208,6 +237,58 @@ def test_sampling() -> None:
     assert sampling.HasField("temperature")
     assert list(sampling.stop_texts) == ["END"]
     assert parse(max_tokens=1, max_completion_tokens=2).generate.sampling.max_tokens == 2
+
+
+def test_all_that_shapes_the_choice_of_tokens() -> None:
+    sampling = parse(
+        n=3,
+        logprobs=True,
+        top_logprobs=5,
+        logit_bias={"50256": -100, "7": 0.5},
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        top_k=40,
+        min_p=0.25,
+        repetition_penalty=1.5,
+    ).generate.sampling
+    assert sampling == tokenizer_pb2.Sampling(
+        choices=3,
+        logprobs=5,
+        logit_bias={50256: -100, 7: 0.5},
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        top_k=40,
+        min_p=0.25,
+        repetition_penalty=1.5,
+    )
+    assert parse(logprobs=True).generate.sampling == tokenizer_pb2.Sampling(logprobs=0)
+
+
+def test_a_schema_stays_as_it_was_spelt() -> None:
+    spelt = '{"type" : "object",\n "b": 1e2, "a": "\\u0041"}'
+    body = (
+        '{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_schema", '
+        '"json_schema": {"name": "answer", "strict": true, "schema": ' + spelt + " }}}"
+    )
+    request = chat_request.parse(exchange_of(body.encode()), response_id="c")
+    assert request.generate.conversation.output_format == conv.OutputFormat(
+        json_schema=conv.JsonSchema(name="answer", schema_json=spelt, strict=True)
+    )
+
+
+def test_formats_without_a_schema() -> None:
+    asked = parse(response_format={"type": "json_object"}).generate.conversation.output_format
+    assert asked == conv.OutputFormat(json_object=conv.JsonObject())
+    assert not parse(response_format={"type": "text"}).generate.conversation.HasField("output_format")
+
+
+def test_reasoning_effort() -> None:
+    assert not parse().generate.conversation.HasField("reasoning")
+    off = parse(reasoning_effort="none").generate.conversation.reasoning
+    assert off == conv.ReasoningOptions(mode=conv.REASONING_MODE_OFF)
+    for effort in ("minimal", "low", "medium", "high", "xhigh"):
+        found = parse(reasoning_effort=effort).generate.conversation.reasoning
+        assert found == conv.ReasoningOptions(mode=conv.REASONING_MODE_ON, effort=effort)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -347,6 +428,11 @@ def test_replica_key_is_equal_for_the_turns_of_a_conversation() -> None:
         ("conversation.parallel_calls", "parallel_tool_calls"),
         ("sampling.stop_texts[3]", "stop[3]"),
         ("sampling.max_tokens", "max_tokens"),
+        ("sampling.choices", "n"),
+        ("sampling.logprobs", "top_logprobs"),
+        ("sampling.logit_bias", "logit_bias"),
+        ("conversation.output_format.json_schema", "response_format"),
+        ("conversation.reasoning.effort", "reasoning_effort"),
     ],
 )
 def test_fields_are_spelt_as_the_client_spells_them(contract: str, client: str) -> None:
@@ -374,6 +460,11 @@ _NAMES = [
     "parallel_tool_calls",
     "user",
     "response_format",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "top_k",
+    "reasoning_effort",
 ]
 _PART = st.fixed_dictionaries({}, optional=dict.fromkeys(("type", "text", "image_url", "refusal"), _JSON))
 _CALL = st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "type", "function", "custom"), _JSON))

@@ -30,6 +30,8 @@ def test_sampling() -> None:
         temperature=0, top_p=0.5, max_tokens=5, stop_texts=["END"], seed=3
     )
     assert not parse().generate.sampling.ListFields()
+    generate = parse(n=2, best_of=2, logprobs=0, logit_bias={"5": 1}, top_k=3).generate
+    assert generate.sampling == tokenizer_pb2.Sampling(choices=2, logprobs=0, logit_bias={5: 1}, top_k=3)
 
 
 def test_texts_that_grow_stay_on_their_replica() -> None:
@@ -51,6 +53,9 @@ def test_texts_that_grow_stay_on_their_replica() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stop": [""]}, "stop[0]"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"n": 0}, "n"),
         ({"stream_options": {}}, "stream_options"),
     ],
 )
@@ -70,9 +75,7 @@ def test_wrong_value_names_its_field(changes: dict[str, Any], param: str) -> Non
         ({"echo": True}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"n": 2}, "n"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"best_of": 3, "n": 2}, "best_of"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
@@ -88,7 +91,7 @@ def test_what_changes_nothing_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("contract", "client"),
-    [("text", "prompt"), ("input", "prompt"), ("sampling.stop_texts[1]", "stop[1]"), ("sampling.top_p", "top_p")],
+    [("text", "prompt"), ("input", "prompt"), ("sampling.stop_texts[1]", "stop[1]"), ("sampling.choices", "n")],
 )
 def test_fields_are_spelt_as_the_client_spells_them(contract: str, client: str) -> None:
     assert completions.client_field(contract) == client

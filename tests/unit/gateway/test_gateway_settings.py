@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fencepost.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -46,6 +48,8 @@ def test_the_network_needs_an_explicit_leave(host: str) -> None:
         ("--keep-alive-s", "0"),
         ("--request-timeout-s", "nan"),
         ("--log-level", "loud"),
+        ("--tenant-concurrency", "0"),
+        ("--max-concurrency", "0"),
         ("--nonsense", "1"),
     ],
 )
@@ -80,6 +84,44 @@ def test_ipv6_is_written_in_brackets() -> None:
         pytest.skip("no IPv6 address here")
     with listener:
         assert url_of(listener).startswith("http://[::1]:")
+
+
+def test_a_file_of_keys_opens_the_network(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    with pytest.raises(SettingsError, match=r"there are no API keys.*`fencepost key create`"):
+        load("--host", "0.0.0.0", "--keys-file", str(path))
+    path.touch()
+    assert load("--host", "0.0.0.0", "--keys-file", str(path)).needs_keys
+    assert not load("--keys-file", str(path)).needs_keys
+
+
+def test_tls_needs_both_files(tmp_path: Path) -> None:
+    for flag in ("--tls-cert-file", "--tls-key-file"):
+        with pytest.raises(SettingsError, match=r"^--tls-cert-file and --tls-key-file: TLS needs both$"):
+            load(flag, str(tmp_path))
+    assert load("--tls-cert-file", "a", "--tls-key-file", "b").scheme == "https"
+    assert load().scheme == "http"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [("127.0.0.1:8001", ("127.0.0.1", 8001)), ("[::1]:0", ("::1", 0)), ("localhost:1", ("localhost", 1)), ("", None)],
+)
+def test_the_operators_address(text: str, endpoint: tuple[str, int] | None) -> None:
+    assert load("--operator-listen", text).operator_listen == endpoint
+
+
+@pytest.mark.parametrize("text", ["8001", ":8001", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000"])
+def test_a_bad_operators_address_is_named(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--operator-listen: expected host:port"):
+        load("--operator-listen", text)
+
+
+def test_the_operators_pages_leave_loopback_only_on_demand() -> None:
+    with pytest.raises(SettingsError, match=r"^--operator-listen: .*--allow-operator-network true"):
+        load("--operator-listen", "0.0.0.0:8001")
+    config = load("--operator-listen", "0.0.0.0:8001", "--allow-operator-network", "true")
+    assert config.operator_listen == ("0.0.0.0", 8001)
 
 
 def test_cache_header() -> None:

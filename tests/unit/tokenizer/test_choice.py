@@ -283,16 +283,66 @@ def test_a_call_is_announced_as_the_client_named_its_tool() -> None:
     assert [call.name for call in record.calls] == ["files__read", "a__b", "files__other"]
 
 
-def test_log_probabilities_come_with_the_text() -> None:
-    logprobs = [TokenLogprobs(TokenLogprob(token_id, -1.0), ()) for token_id in b"ab"]
-    assert new_choice().push(ids_of("ab"), logprobs) == [TextDelta(0, "ab", tuple(logprobs))]
-    # Those of calls too, in a delta without text.
-    ids = ids_of(CALL)
-    logprobs = [TokenLogprobs(TokenLogprob(token_id, -1.0), ()) for token_id in ids]
-    choice = new_choice(calling())
-    events = [*choice.push(ids, logprobs), *choice.finish()]
-    assert sum(len(event.logprobs) for event in events if isinstance(event, TextDelta)) == len(ids)
-    assert said(events) == ("", "")
+def with_logprobs(parser: StreamParser | None, ids: list[int], step: int, *stop_texts: str) -> list[AnswerEvent]:
+    """The answer's events, where every token's log-probability is minus its place among all tokens."""
+    choice, events = new_choice(parser, *stop_texts), list[AnswerEvent]()
+    for start in range(0, len(ids), step):
+        part = ids[start : start + step]
+        events += choice.push(
+            part, [TokenLogprobs(TokenLogprob(one, -float(at)), ()) for at, one in enumerate(part, start)]
+        )
+    return events + choice.finish()
+
+
+def reported(events: list[AnswerEvent]) -> list[TokenLogprob]:
+    return [one.sampled for event in events if isinstance(event, TextDelta) for one in event.logprobs]
+
+
+ANSWERS = [
+    ("", "Hello, é<b>\n\n"),
+    ("<think>\nhm <a\n</think>\n\n", "<b>hi</b>"),
+    ("<think>\n\n</think>\n\n", "a\n\n\nb"),
+    ("<think>a</think>", "aaa"),
+]
+
+
+@pytest.mark.parametrize(("before", "text"), ANSWERS)
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_text_has_the_log_probabilities_of_its_own_tokens(before: str, text: str, step: int, has_tools: bool) -> None:
+    parser = calling() if has_tools else PlainParser(starts_in_reasoning=False)
+    events = with_logprobs(parser, [*ids_of(before, text), END], step)
+    assert said(events)[1] == text
+    first = len(before.encode())
+    assert reported(events) == [TokenLogprob(one, -float(at)) for at, one in enumerate(ids_of(text), first)]
+
+
+@pytest.mark.parametrize("step", [1, 4, 1000])
+def test_calls_and_thinking_have_no_log_probabilities(step: int) -> None:
+    before, between, after = "<think>\nLook.\n</think>\n\n", "Look.", "\n\nLook. path"
+    events = with_logprobs(calling(), ids_of(before, between, "\n", CALL, after), step)
+    assert said(events) == ("Look.", between + after)
+    places = [-one.logprob for one in reported(events)]
+    first, second = len(before), len(ids_of(before, between, "\n", CALL))
+    assert places == [*range(first, first + len(between)), *range(second, second + len(after))]
+
+
+@given(st.text("<>/thinkol_ca\n{}é", max_size=24), st.sampled_from(["", "<think>\n", "<think>"]), st.booleans())
+def test_all_of_any_text_is_accounted_for(answer: str, before: str, has_tools: bool) -> None:
+    parser = calling() if has_tools else PlainParser(starts_in_reasoning=False)
+    ids = ids_of(before, answer)
+    events = with_logprobs(parser, ids, 5)
+    found = reported(events)
+    assert bytes(one.token_id for one in found).decode() == said(events)[1]
+    assert sorted(-one.logprob for one in found) == [-one.logprob for one in found]
+
+
+def test_log_probabilities_are_held_with_their_text() -> None:
+    choice = new_choice(None, "END")
+    entries = [TokenLogprobs(TokenLogprob(one, -1.0), ()) for one in b"aENxEND"]
+    assert choice.push(list(b"aEN"), entries[:3]) == [TextDelta(0, "a", (entries[0],))]
+    assert choice.push(list(b"xEND"), entries[3:]) == [TextDelta(0, "ENx", tuple(entries[1:4]))]
+    assert choice.finish() == []
 
 
 def test_markup_is_text_where_there_is_no_parser() -> None:

@@ -134,7 +134,16 @@ def test_log_probabilities_come_with_the_text_they_begin() -> None:
     stream = TextStream(VOCABULARY, VOCABULARY.special_ids, ["END"])
     ids = [*b"xE", HIDDEN]
     text, logprobs = stream.push(ids, [entry(token_id) for token_id in ids])
-    assert (text, [one.sampled.token_id for one in logprobs]) == ("x", [ord("x")])
+    assert (text, [(one.start, one.logprobs.sampled.token_id) for one in logprobs]) == ("x", [(0, ord("x"))])
     ids = [*b"yEND"]
     text, logprobs = stream.push(ids, [entry(token_id) for token_id in ids])
-    assert (text, [one.sampled.token_id for one in logprobs]) == ("Ey", [ord("E"), ord("y")])
+    found = [(one.start, one.logprobs.sampled.token_id) for one in logprobs]
+    assert (text, found) == ("Ey", [(1, ord("E")), (2, ord("y"))])
+
+
+def test_a_token_inside_a_character_is_placed_there() -> None:
+    entry = TokenLogprobs(TokenLogprob(0, -1.0), ())
+    stream = TextStream(VOCABULARY, VOCABULARY.special_ids, ())
+    data = "aé😀b".encode()
+    placed = [one for byte in data for one in stream.push([byte], [entry])[1]]
+    assert [one.start for one in placed] == [0, 1, 1, 2, 2, 2, 2, 3]
