@@ -18,7 +18,7 @@ def environment(target: Target) -> Mapping[str, str]:
         "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
-        # It takes 200,000 for the context of a model that it doesn't know.
+        # It takes 200,000 for the context of a model that it doesn't know, and 100,000 for what is less here.
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(target.context_tokens),
     }
 

@@ -25,6 +25,7 @@ from services.gateway.listener import listen, url_of
 from services.gateway.operator import build_operator
 from services.gateway.tenants.key_file import KeyFileError
 from services.gateway.upstream import Tokenizers
+from services.gateway.websocket import DrainingProtocol
 
 # Over the idle timeouts that clients' connection pools commonly have, so that they close first.
 KEEP_ALIVE_S = 75
@@ -93,7 +94,7 @@ def uvicorn_config(config: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(config),
         http="httptools",
-        ws="websockets-sansio",
+        ws=DrainingProtocol,
         ws_max_size=config.max_body_bytes,
         ws_ping_interval=WS_PING_S,
         ws_ping_timeout=WS_PING_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from starlette.requests import HTTPConnection, Request
@@ -14,6 +14,7 @@ from services.gateway.body import read_object
 from services.gateway.config import GatewaySettings
 from services.gateway.fields import Fields
 from services.gateway.records import Records
+from services.gateway.responses.running import Running
 from services.gateway.served_models import ServedModels
 from services.gateway.tenants.caller import Caller
 from services.gateway.tenants.key_ring import KeyRing
@@ -35,6 +36,7 @@ class Gateway:
     toolsets: Toolsets
     keys: KeyRing
     limits: Limits
+    running: Running = field(default_factory=Running)
     num_websockets: int = 0
     """Open now."""
 

@@ -66,13 +66,11 @@ class Generation:
         key: str,
         deadline_s: float,
         trace: Trace,
-        on_end: Callable[[], object],
     ) -> None:
         self._replicas = replicas
         self._request = request
         self._deadline_s = deadline_s
         self._trace = tuple(trace)
-        self._on_end = on_end
         self._call: _Call | None = None
         self._is_abandoned = False
         self._admission = asyncio.create_task(self._start(key))
@@ -111,7 +109,6 @@ class Generation:
 
     def cancel(self) -> None:
         """End the call at once; nothing happens when it has ended."""
-        self._on_end()
         self._admission.cancel()
         # Nobody may be left to hear how it failed.
         self._admission.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -144,24 +141,10 @@ class Tokenizers:
     def __init__(self, replicas: Replicas[Tokenizer], *, timeout_s: float) -> None:
         self._replicas = replicas
         self._timeout_s = timeout_s
-        self._running: dict[tuple[str, str], Generation] = {}
 
     def generate(self, request: tokenizer_pb2.GenerateRequest, replica_key: str, trace: Trace) -> Generation:
         """Start an answer."""
-        key = request.routing.tenant, request.routing.response_id
-        deadline_s = time.monotonic() + self._timeout_s
-        generation = Generation(
-            self._replicas, request, replica_key, deadline_s, trace, lambda: self._running.pop(key, None)
-        )
-        self._running[key] = generation
-        return generation
-
-    def cancel(self, tenant: str, response_id: str) -> bool:
-        """Abandon an answer that is being made here; whether there is one."""
-        generation = self._running.get((tenant, response_id))
-        if generation is not None:
-            generation.abandon()
-        return generation is not None
+        return Generation(self._replicas, request, replica_key, time.monotonic() + self._timeout_s, trace)
 
     async def count_tokens(
         self, request: tokenizer_pb2.CountTokensRequest, replica_key: str

@@ -66,6 +66,8 @@ class Choice:
         self._id_by_call: dict[int, str] = {}
         self._calls: dict[int, Call] = {}
         self.warnings: list[str] = []
+        self.num_reasoning_tokens = 0
+        """Of the thinking that has ended, its tags included."""
 
     @property
     def stop_text(self) -> str | None:
@@ -140,6 +142,7 @@ class Choice:
         self._is_thinking = False
         text, reasoning = "".join(self._text), "".join(self._reasoning)
         record = record_of_thought(self._ids, text, reasoning, self._vocabulary, self._hidden_ids)
+        self.num_reasoning_tokens = len(record.ids)
         return [ReasoningFinished(self._index, self._seal(record))]
 
     def _event(self, event: parsed.ParseEvent, logprobs: tuple[TokenLogprobs, ...]) -> list[AnswerEvent]:

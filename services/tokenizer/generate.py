@@ -1,7 +1,7 @@
 """Engine events → the answer's events: the tokenizer's half of a generation."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.tokenizer.choice import Choice, Seal
 from services.tokenizer.conversation import Conversation
@@ -102,4 +102,6 @@ def _finished(
     if reason is FinishReason.STOP and choice.has_calls:
         reason = FinishReason.CALLS
     all_warnings = (*warnings, *event.warnings, *choice.warnings)
-    return Finished(event.choice, reason, stop_text, event.usage, encoded_ms, all_warnings)
+    # The engine does not know which of its tokens are thinking.
+    usage = replace(event.usage, reasoning_tokens=choice.num_reasoning_tokens)
+    return Finished(event.choice, reason, stop_text, usage, encoded_ms, all_warnings)

@@ -40,7 +40,10 @@ async def test_no_documented_request_makes_the_gateway_fail() -> None:
 def _cases_of(operation: APIOperation[Any, Any, Any, Any]) -> list[Any]:
     cases: list[Any] = []
 
-    @settings(max_examples=NUM_CASES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large])
+    @settings(
+        max_examples=NUM_CASES,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
     @given(case=operation.as_strategy())
     def collect(case: Any) -> None:
         cases.append(case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,12 @@ from scripted_tokenizer import (
 )
 
 from services import rpc
+from services.gateway.tenants.caller import Caller
+from services.gateway.tenants.key import draw_key
+from services.gateway.tenants.key_file import write_keys
 
 PATH = "/v1/responses"
+NOW = datetime(2025, 1, 2, tzinfo=UTC)
 # No JSON library would write them like this.
 ARGUMENTS = '{"b" : 1.0,\n "a":[1e2 ], "a":"\\u00e9"}'
 CALLS = [
@@ -327,7 +332,7 @@ async def test_a_completed_response_cannot_be_cancelled(
 async def test_a_response_in_the_making_is_cancelled_by_its_id(
     client: httpx.AsyncClient, tokenizer: ScriptedTokenizer
 ) -> None:
-    tokenizer.script = [admitted(), text("Hel"), asyncio.Event()]
+    tokenizer.script = [*CALLS[:3], text("Hel"), asyncio.Event()]
     content = b""
     async with client.stream("POST", PATH, json={"model": MODEL, "input": "a", "stream": True}) as response:
         response_id = ""
@@ -336,12 +341,15 @@ async def test_a_response_in_the_making_is_cancelled_by_its_id(
             if not response_id and b"output_text.delta" in content:
                 response_id = orjson.loads(content.split(b"data: ")[1].split(b"\n\n")[0])["response"]["id"]
                 cancelled = await client.post(f"{PATH}/{response_id}/cancel")
-                assert cancelled.json()["status"] == "cancelled"
     async with asyncio.timeout(10):
         await tokenizer.cancelled.wait()
     last = orjson.loads(content.rstrip().rpartition(b"data: ")[2])
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
-    assert (await client.post(f"{PATH}/{response_id}/cancel")).status_code == 404
+    # The same to whoever cancelled it, to whoever listened, and to whoever looks later.
+    assert cancelled.json() == last["response"]
+    assert (await client.get(f"{PATH}/{response_id}")).json() == last["response"]
+    assert [item["type"] for item in last["response"]["output"]] == ["reasoning"]
+    assert (await client.post(f"{PATH}/{response_id}/cancel")).status_code == 400
 
 
 async def test_references_stand_for_the_items_they_name(
@@ -471,3 +479,57 @@ async def test_a_chain_larger_than_one_answer_of_the_store_is_read(tokenizer: Sc
         response = await c.post(PATH, json={"model": MODEL, "input": "b", **previous})
         assert response.status_code == 200
     assert len(tokenizer.requests[-1].conversation.messages) == 7
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_nobody_cancels_what_is_not_a_response_of_theirs(
+    tokenizer: ScriptedTokenizer, tmp_path: Path, path: str
+) -> None:
+    keys_file = tmp_path / "keys.json"
+    (alices, alice), (bobs, bob) = (draw_key(Caller(name, name, None), "", NOW) for name in ("alice", "bob"))
+    write_keys(keys_file, [alices, bobs])
+    waiting = asyncio.Event()
+    tokenizer.script = [admitted(), text("Hel"), waiting, text("lo"), finished()]
+    body = {"model": MODEL, "input": "a", "messages": [{"role": "user", "content": "a"}], "stream": True}
+    async with (
+        gateway_at(tokenizer.address, keys_file=keys_file) as url,
+        httpx.AsyncClient(base_url=url, timeout=10, headers={"x-api-key": alice}) as client,
+        client.stream("POST", path, json=body) as response,
+    ):
+        chunks = response.aiter_bytes()
+        first = orjson.loads((await anext(chunks)).split(b"data: ")[1].split(b"\n\n")[0])
+        answer_id = first["id"] if "id" in first else first["response"]["id"]
+        # A chat's answer has another interface, also for its owner.
+        key = bob if path == PATH else alice
+        refused = await client.post(f"{PATH}/{answer_id}/cancel", headers={"x-api-key": key})
+        assert refused.status_code == 404
+        waiting.set()
+        rest = b"".join([chunk async for chunk in chunks])
+    assert b"lo" in rest
+    assert tokenizer.completed.is_set()
+
+
+async def test_no_key_finds_what_another_has_stored(tokenizer: ScriptedTokenizer, records: str, tmp_path: Path) -> None:
+    keys_file = tmp_path / "keys.json"
+    (alices, alice), (bobs, bob) = (draw_key(Caller(name, name, None), "", NOW) for name in ("alice", "bob"))
+    write_keys(keys_file, [alices, bobs])
+    async with (
+        gateway_at(tokenizer.address, records=records, keys_file=keys_file) as url,
+        httpx.AsyncClient(base_url=url, timeout=10, headers={"x-api-key": alice}) as client,
+        httpx.AsyncClient(base_url=url, timeout=10, headers={"x-api-key": bob}) as other,
+    ):
+        first = await create(client, input="a")
+        unknown = "resp_" + "0" * 32
+        for method, path in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+            foreign, missing = [await other.request(method, f"{PATH}/{one}{path}") for one in (first["id"], unknown)]
+            assert (foreign.status_code, missing.status_code) == (404, 404)
+            assert (
+                foreign.json()["error"]["message"].replace(first["id"], unknown) == missing.json()["error"]["message"]
+            )
+        body = {"model": MODEL, "input": "b", "previous_response_id": first["id"]}
+        for endpoint in (PATH, f"{PATH}/input_tokens", f"{PATH}/compact"):
+            assert_not_found(await other.post(endpoint, json=body), first["id"])
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        assert (await other.post(PATH, json={"model": MODEL, "input": [reference]})).status_code == 404
+        assert len(tokenizer.requests) == 1
+        assert (await client.get(f"{PATH}/{first['id']}")).json() == first

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import openai
@@ -348,6 +348,11 @@ async def test_an_error_before_the_start_has_what_http_would_have_said(
         assert (unknown["status"], unknown["error"]["code"]) == (404, "model_not_found")
 
 
+async def asks_until_closed(socket: Socket) -> NoReturn:
+    while True:
+        await socket.ask()
+
+
 async def refusal_of(url: str) -> websockets.InvalidStatus:
     with pytest.raises(websockets.InvalidStatus) as raised:
         async with socket_at(url):
@@ -424,7 +429,56 @@ async def test_what_a_connection_remembers_is_bounded(
         await socket.response()
 
 
-async def test_a_gateway_that_stops_closes_its_connections(tokenizer: ScriptedTokenizer) -> None:
+async def test_a_gateway_that_stops_lets_the_running_response_end(tokenizer: ScriptedTokenizer) -> None:
+    waiting = asyncio.Event()
+    tokenizer.script = [admitted(), text("Hel"), waiting, text("lo"), finished()]
+    async with AsyncExitStack() as open_until_here:
+        url = await open_until_here.enter_async_context(gateway_at(tokenizer.address))
+        address = url.replace("http", "ws", 1) + "/v1/responses"
+        idle, raw = [await connect(address, proxy=None) for _ in range(2)]
+        socket = Socket(raw)
+        await socket.create()
+        await socket.until("response.output_text.delta")
+        stopping = asyncio.create_task(open_until_here.aclose())
+        async with asyncio.timeout(WAIT_S):
+            await idle.wait_closed()
+        assert idle.close_code == 1012
+        waiting.set()
+        last = (await socket.rest())[-1]
+        assert last["response"]["output"][0]["content"][0]["text"] == "Hello"
+        async with asyncio.timeout(WAIT_S):
+            await raw.wait_closed()
+            await stopping
+        assert raw.close_code == 1012
+
+
+async def test_a_gateway_that_stops_begins_no_response(tokenizer: ScriptedTokenizer) -> None:
+    waiting = asyncio.Event()
+    tokenizer.script = [admitted(), text("a"), waiting, finished()]
+    async with AsyncExitStack() as open_until_here:
+        url = await open_until_here.enter_async_context(gateway_at(tokenizer.address))
+        address = url.replace("http", "ws", 1) + "/v1/responses"
+        idle, raw = [await connect(address, proxy=None) for _ in range(2)]
+        socket = Socket(raw)
+        await socket.create()
+        await socket.until("response.output_text.delta")
+        stopping = asyncio.create_task(open_until_here.aclose())
+        async with asyncio.timeout(WAIT_S):
+            await idle.wait_closed()
+        await socket.create()
+        error = await socket.next()
+        assert (error["type"], error["status"]) == ("error", 400)
+        waiting.set()
+        assert (await socket.rest())[-1]["type"] == "response.completed"
+        with pytest.raises(websockets.ConnectionClosed):
+            await asks_until_closed(socket)
+        await stopping
+    assert len(tokenizer.requests) == 1
+
+
+async def test_a_response_that_outlasts_the_grace_is_cut_off(
+    tokenizer: ScriptedTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer.script = [admitted(), text("a"), asyncio.Event()]
     async with gateway_at(tokenizer.address) as url:
         raw = await connect(url.replace("http", "ws", 1) + "/v1/responses", proxy=None)
@@ -435,3 +489,4 @@ async def test_a_gateway_that_stops_closes_its_connections(tokenizer: ScriptedTo
         await tokenizer.cancelled.wait()
         await raw.wait_closed()
     assert raw.close_code == 1012
+    assert not [record for record in caplog.records if record.exc_info]

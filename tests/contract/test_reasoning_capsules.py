@@ -123,6 +123,8 @@ async def test_the_capsule_comes_between_thinking_and_answer(
     assert kinds(cut) == ["reasoning_delta", "reasoning_finished", "finished"]
     for turn in (text, call, cut):
         assert len(turn.capsules) == 1
+        thinking = f"<think>\n{THOUGHT}" if turn is cut else BLOCK
+        assert turn.events[-1].finished.usage.reasoning_tokens == len(byte_ids(thinking, vocabulary))
         assert THOUGHT.encode() not in turn.capsules[0]
     for written in ("Yes.", CALL, "<think>\n\n</think>\n\nYes."):
         assert (await begun().ask(stub, engine, [*byte_ids(written, vocabulary), END], step)).capsules == []

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-SERVICES: Final = {"gateway", "tokenizer", "engine", "kvstore", "models"}
+SERVICES: Final = {"gateway", "tokenizer", "engine", "kvstore", "models", "connect"}
 LIBRARIES: Final = {
     *("torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "jinja2", "crc32c"),
     *("rocksdict", "fastapi", "uvicorn", "orjson", "cryptography"),
@@ -20,6 +20,7 @@ PRESENT: Final = {
     "engine": LIBRARIES - {"rocksdict", "fastapi", "uvicorn", "orjson", "cryptography"},
     "kvstore": {"rocksdict", "crc32c"},
     "models": {"numpy", "safetensors", "tokenizers", "huggingface_hub"},
+    "connect": set[str](),
 }
 # What the services share runs with the libraries that all of them have.
 SHARED: Final = (

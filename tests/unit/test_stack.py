@@ -1,6 +1,8 @@
 import base64
 from pathlib import Path
 
+import pytest
+
 from services import settings, stack
 from services.stack import Replica, UpSettings
 
@@ -98,3 +100,9 @@ def test_data_dir_follows_the_xdg_specification() -> None:
     assert stack.default_data_dir({"XDG_DATA_HOME": "/x"}) == Path("/x/fencepost")
     assert stack.default_data_dir({"XDG_DATA_HOME": "relative"}) == Path.home() / ".local/share/fencepost"
     assert stack.default_data_dir({}) == Path.home() / ".local/share/fencepost"
+
+
+def test_the_key_that_agents_read_may_be_set_where_the_stack_starts() -> None:
+    stack.check_variables({"FENCEPOST_API_KEY": "fp_1_secret", "FENCEPOST_UP_PORT": "1", "HOME": "/home/me"})
+    with pytest.raises(settings.SettingsError, match="FENCEPOST_API_KEYS"):
+        stack.check_variables({"FENCEPOST_API_KEYS": "fp_1_secret"})

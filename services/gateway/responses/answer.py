@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
@@ -28,9 +28,6 @@ from services.gateway.upstream import Generation
 OnFinish = Callable[[dict[str, Any]], Awaitable[None]]
 _Event = dict[str, Any]
 
-# Clients know few codes: SDKs refuse others, and Codex takes some of them for the end of the turn.
-_CODES = ("rate_limit_exceeded", "context_length_exceeded")
-_DEFAULT_CODE = "server_error"
 _INCOMPLETE_REASONS = {
     tokenizer_pb2.FINISH_REASON_LENGTH: "max_output_tokens",
     tokenizer_pb2.FINISH_REASON_LOOP: "max_output_tokens",
@@ -48,16 +45,19 @@ class ResponseStream:
         tool_names: ToolNames,
         options: OutputOptions,
         *,
-        on_finish: OnFinish | None = None,
+        on_finish: OnFinish,
+        while_running: Callable[[Generation], AbstractContextManager[None]],
     ) -> None:
         """``echo`` is what the response repeats of its request.
 
         ``on_finish`` is awaited with the finished response before the event that ends it: whoever reads that event
         finds the response in place. What it raises makes the response fail, since a stored one was promised.
+        ``while_running`` is entered for as long as it can still be cancelled.
         """
         self.id = response_id
         self._output = Output(tool_names, options)
         self._on_finish = on_finish
+        self._while_running = while_running
         self._num_events = 0
         self._progress: dict[str, int] = {}
         self._response: _Event = {
@@ -78,24 +78,25 @@ class ResponseStream:
 
     @property
     def response(self) -> _Event:
-        """As it is now; in the end, as it was last sent."""
-        return self._response
+        """As it is now, with the items that are whole; in the end, as it was last sent."""
+        return {**self._response, "output": [*self._output.items]}
 
     async def events(self, generation: Generation) -> AsyncGenerator[_Event, None]:
         """All events but that of a failure, which is raised: ``failed`` makes it. Raises GatewayError."""
         yield self._numbered("response.created", response=self._response)
         yield self._numbered("response.in_progress", response=self._response)
         finished = tokenizer_pb2.Finished()
-        async with aclosing(generation.events()) as events:
-            async for event in events:
-                match event.WhichOneof("event"):
-                    case "finished":
-                        finished = event.finished
-                    case "progress":
-                        self._see(event.progress)
-                    case _:
-                        for found in self._output.push(event):
-                            yield self._numbered(**found)
+        with self._while_running(generation):
+            async with aclosing(generation.events()) as events:
+                async for event in events:
+                    match event.WhichOneof("event"):
+                        case "finished":
+                            finished = event.finished
+                        case "progress":
+                            self._see(event.progress)
+                        case _:
+                            for found in self._output.push(event):
+                                yield self._numbered(**found)
         if finished.reason == tokenizer_pb2.FINISH_REASON_CANCELLED:
             raise UnavailableError("The server gave this answer up; try again.")
         reason = _INCOMPLETE_REASONS.get(finished.reason)
@@ -110,8 +111,7 @@ class ResponseStream:
             "usage": usage_of(finished.usage),
             **({"fencepost": {"warnings": list(finished.warnings)}} if finished.warnings else {}),
         }
-        if self._on_finish is not None:
-            await self._on_finish(self._response)
+        await self._on_finish(self._response)
         yield self._numbered(f"response.{self._response['status']}", response=self._response)
 
     def keep_alive(self) -> _Event:
@@ -120,17 +120,21 @@ class ResponseStream:
         return event | ({"fencepost": self._progress} if self._progress else {})
 
     def failed(self, error: GatewayError) -> _Event:
-        """The event that ends a response that failed, or that its client has cancelled."""
-        if isinstance(error, AnswerCancelledError):
-            self._response = {**self._response, "status": "cancelled", "output": self._output.items}
-            return self._numbered("response.incomplete", response=self._response)
+        """The event that ends a response that failed, or that its client has cancelled.
+
+        The open item stays open: a client must not take it for a whole one. The output is what was whole before.
+        """
+        is_cancelled = isinstance(error, AnswerCancelledError)
         self._response = {
             **self._response,
-            "status": "failed",
-            "error": {"code": error.code if error.code in _CODES else _DEFAULT_CODE, "message": error.message},
+            "status": "cancelled" if is_cancelled else "failed",
+            "error": None if is_cancelled else _error(error),
+            # It may have been at its end when it could not be stored.
+            "completed_at": None,
+            "incomplete_details": None,
             "output": self._output.items,
         }
-        return self._numbered("response.failed", response=self._response)
+        return self._numbered("response.incomplete" if is_cancelled else "response.failed", response=self._response)
 
     def _see(self, progress: tokenizer_pb2.Progress) -> None:
         self._progress = {"prefilled_tokens": progress.prefilled_tokens, "prompt_tokens": progress.prompt_tokens}
@@ -193,18 +197,20 @@ def usage_of(counted: tokenizer_pb2.Usage) -> dict[str, Any]:
 
 
 def _error(error: GatewayError) -> dict[str, str]:
-    """As a response holds it: with one of few codes, and the time to wait, which has no header any more, in words.
+    """As a response holds it: with a code that clients know.
 
-    A wrong request is told from a failure of ours, since clients repeat the latter. On other codes, such as
-    server_is_overloaded, Codex gives the turn up.
+    They repeat what failed with server_error, and not what was asked wrongly. Codex takes the time to wait from the
+    words, and on codes such as server_is_overloaded it gives the turn up.
     """
-    if isinstance(error, RateLimitError):
-        wait = f" Please try again in {error.retry_after}s."
-        return {"code": "rate_limit_exceeded", "message": f"{error.message}{wait}"}
-    if isinstance(error, ContextLengthError):
-        return {"code": "context_length_exceeded", "message": error.message}
-    code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
-    return {"code": code, "message": error.message}
+    message = error.message
+    match error:
+        case ContextLengthError():
+            code = "context_length_exceeded"
+        case RateLimitError():
+            code, message = "rate_limit_exceeded", f"{message} Please try again in {error.retry_after}s."
+        case _:
+            code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
+    return {"code": code, "message": message}
 
 
 def _frame(event: _Event) -> bytes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import orjson
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from services.gateway.delivery import respelt
 from services.gateway.error_response import response_of
@@ -34,6 +34,7 @@ from services.gateway.responses.creation import create
 from services.gateway.tenants.authentication import authenticate
 from services.gateway.tenants.caller import Caller
 from services.gateway.upstream import Generation
+from services.gateway.websocket import SERVICE_RESTART, stopping_of
 
 LOCAL_BYTES = 8 * 2**20
 """Of a connection's own responses; the oldest are forgotten first."""
@@ -75,26 +76,50 @@ class Connection:
         self._generation: Generation | None = None
         self._is_answering = False
         self._is_cancelled = False
+        self._stopping = stopping_of(websocket)
         # Frames come from the reader and from the response.
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until the client leaves; then nothing of its work goes on."""
+        """Until the client leaves or the server stops; then nothing of its work goes on."""
+        closing = asyncio.create_task(self._close_when_stopping())
         try:
-            while True:
-                message = await self._websocket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                try:
-                    await self._take(message.get("text"))
-                except GatewayError as error:
-                    await self._send(_error_event(error))
+            await self._read()
         except WebSocketDisconnect:
             return
+        except asyncio.CancelledError:
+            # The server's grace is over; as this task ends here, nothing above needs to know.
+            _log.warning("a WebSocket connection was cut off by the shutdown")
+            await self._end(closing)
+            await self._close()
         finally:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
+            await self._end(closing)
+
+    async def _read(self) -> None:
+        while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
+            try:
+                await self._take(message.get("text"))
+            except GatewayError as error:
+                await self._send(_error_event(error))
+
+    async def _close_when_stopping(self) -> None:
+        """The response that is being made is the last one."""
+        await self._stopping.wait()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+        async with self._sending:
+            await self._close()
+
+    async def _close(self) -> None:
+        with suppress(WebSocketDisconnect):
+            if self._websocket.application_state is not WebSocketState.DISCONNECTED:
+                await self._websocket.close(SERVICE_RESTART)
+
+    async def _end(self, closing: asyncio.Task[None]) -> None:
+        tasks = [closing, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take(self, text: str | None) -> None:
         """One frame of the client's. Raises BadRequestError."""
@@ -112,6 +137,8 @@ class Connection:
             case "response.create":
                 if self._is_answering:
                     raise BadRequestError("A response is in the making; wait for its end.", param="type")
+                if self._stopping.is_set():
+                    raise UnavailableError("The server is stopping; connect again.", retry_after_s=1)
                 if self._task is not None:
                     # Its client has read the last event, and is faster than the clearing up behind it.
                     await asyncio.gather(self._task, return_exceptions=True)
@@ -197,6 +224,8 @@ class Connection:
     async def _send(self, event: dict[str, Any]) -> None:
         text = orjson.dumps(event).decode()
         async with self._sending:
+            if self._websocket.application_state is WebSocketState.DISCONNECTED:
+                raise WebSocketDisconnect(SERVICE_RESTART)
             await self._websocket.send_text(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from services.gateway.responses.chain import Chain, Chains
 from services.gateway.responses.output import OutputOptions
 from services.gateway.responses.request import ResponsesRequest, parse
 from services.gateway.responses.stored_items import referenced_ids
+from services.gateway.upstream import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,25 @@ async def create(exchange: Exchange, known: Chains, stored: Chains, *, keeps_all
         reasoning_summary=request.reasoning_summary is not None,
         logprobs="message.output_text.logprobs" in request.include,
     )
-    stream = ResponseStream(response_id, model, request.echo, request.tool_names, options, on_finish=keep)
+
+    def while_running(generation: Generation) -> AbstractContextManager[None]:
+        async def cancel() -> dict[str, Any]:
+            generation.abandon()
+            response = {**stream.response, "status": "cancelled"}
+            await keep(response)
+            return response
+
+        return exchange.gateway.running.entered(exchange.caller.tenant, response_id, cancel)
+
+    stream = ResponseStream(
+        response_id,
+        model,
+        request.echo,
+        request.tool_names,
+        options,
+        on_finish=keep,
+        while_running=while_running,
+    )
     return Creation(request, asked, stream)
 
 

@@ -121,10 +121,11 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """End a response that this gateway is making."""
+    """End a response that this gateway is making; it is stored with the items that it has, where it was to be."""
     gateway, tenant = gateway_of(request), caller_of(request).tenant
-    if gateway.tokenizers.cancel(tenant, response_id):
-        return _json({"id": response_id, "object": "response", "status": "cancelled"})
+    cancelled = await gateway.running.cancel(tenant, response_id)
+    if cancelled is not None:
+        return _json(cancelled)
     await chains_of(gateway).get(tenant, response_id)
     raise BadRequestError("Cannot cancel a completed response.")
 
