@@ -27,6 +27,8 @@ async def gateway_at(*tokenizers: str, send_buffer_bytes: int | None = None, **s
     """Serve and yield the URL, e.g. ``http://127.0.0.1:41234``."""
     config = GatewaySettings(tokenizers=tokenizers, grace_s=1, **settings)
     listener = listen("127.0.0.1", 0)
+    # As the gateway's own event loop does: asyncio's leaves it, and every second write would wait for the client's ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if send_buffer_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     url = url_of(listener)

@@ -333,20 +333,20 @@ async def test_a_response_in_the_making_is_cancelled_by_its_id(
     client: httpx.AsyncClient, tokenizer: ScriptedTokenizer
 ) -> None:
     tokenizer.script = [*CALLS[:3], text("Hel"), asyncio.Event()]
-    content = b""
+    content, cancelled = b"", None
     async with client.stream("POST", PATH, json={"model": MODEL, "input": "a", "stream": True}) as response:
         response_id = ""
         async for chunk in response.aiter_bytes():
             content += chunk
             if not response_id and b"output_text.delta" in content:
                 response_id = orjson.loads(content.split(b"data: ")[1].split(b"\n\n")[0])["response"]["id"]
-                cancelled = await client.post(f"{PATH}/{response_id}/cancel")
+                cancelled = (await client.post(f"{PATH}/{response_id}/cancel")).json()
     async with asyncio.timeout(10):
         await tokenizer.cancelled.wait()
     last = orjson.loads(content.rstrip().rpartition(b"data: ")[2])
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
     # The same to whoever cancelled it, to whoever listened, and to whoever looks later.
-    assert cancelled.json() == last["response"]
+    assert cancelled == last["response"]
     assert (await client.get(f"{PATH}/{response_id}")).json() == last["response"]
     assert [item["type"] for item in last["response"]["output"]] == ["reasoning"]
     assert (await client.post(f"{PATH}/{response_id}/cancel")).status_code == 400
@@ -434,6 +434,16 @@ async def test_a_failed_compaction_is_an_error(client: httpx.AsyncClient, tokeni
     tokenizer.error = refusal("RESOURCE_EXHAUSTED", "BUSY", "Busy.", retry_after_s=3)
     response = await client.post(f"{PATH}/compact", json={"model": MODEL, "input": "a"})
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+
+
+@pytest.mark.parametrize("said", [[], [text(" \n")], [reasoning("hm"), reasoning_finished(b"capsule")]])
+async def test_a_compaction_without_a_summary_is_an_error(
+    client: httpx.AsyncClient, tokenizer: ScriptedTokenizer, said: list[Any]
+) -> None:
+    tokenizer.script = [admitted(), *said, finished()]
+    response = await client.post(f"{PATH}/compact", json={"model": MODEL, "input": "a"})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"].startswith("The model gave no summary of the conversation")
 
 
 async def test_a_response_that_cannot_be_stored_fails(tokenizer: ScriptedTokenizer, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class ResponseStream:
         reason = _INCOMPLETE_REASONS.get(finished.reason)
         for found in self._output.close("incomplete" if reason else "completed"):
             yield self._numbered(**found)
-        self._response = {
+        response = {
             **self._response,
             "status": "incomplete" if reason else "completed",
             "completed_at": None if reason else int(time.time()),
@@ -111,7 +111,9 @@ class ResponseStream:
             "usage": usage_of(finished.usage),
             **({"fencepost": {"warnings": list(finished.warnings)}} if finished.warnings else {}),
         }
-        await self._on_finish(self._response)
+        await self._on_finish(response)
+        # Not before: until it is stored it may still fail, and keep-alives show it in progress.
+        self._response = response
         yield self._numbered(f"response.{self._response['status']}", response=self._response)
 
     def keep_alive(self) -> _Event:
@@ -129,9 +131,6 @@ class ResponseStream:
             **self._response,
             "status": "cancelled" if is_cancelled else "failed",
             "error": None if is_cancelled else _error(error),
-            # It may have been at its end when it could not be stored.
-            "completed_at": None,
-            "incomplete_details": None,
             "output": self._output.items,
         }
         return self._numbered("response.incomplete" if is_cancelled else "response.failed", response=self._response)

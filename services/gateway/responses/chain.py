@@ -117,13 +117,13 @@ class Chains:
 
     async def items_named(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Fields]:
         """Output items of stored responses, by their ids; those that are not there are left out."""
-        keys = [_ITEM + item_id for item_id in item_ids]
-        places = await self._get(tenant, keys)
+        wanted = set(item_ids)
+        places = await self._get(tenant, [_ITEM + item_id for item_id in wanted])
         response_ids = list(dict.fromkeys(record.value.decode(errors="replace") for record in places.values()))
         items: dict[str, Fields] = {}
         for stored in (await self._read(tenant, response_ids)).values():
             for item in stored.items:
-                if (item_id := str(item.values.get("id"))) in item_ids:
+                if (item_id := str(item.values.get("id"))) in wanted:
                     items[item_id] = item
         return items
 

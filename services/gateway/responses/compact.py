@@ -27,6 +27,15 @@ INSTRUCTION = (
 )
 
 
+class NoSummaryError(GatewayError):
+    """The model has said nothing: an item that stands for nothing would lose the conversation."""
+
+    status = "INTERNAL"
+
+    def __init__(self) -> None:
+        super().__init__("The model gave no summary of the conversation; try again, or go on without compaction.")
+
+
 async def compact(exchange: Exchange, request: ResponsesRequest, chain: Chain) -> dict[str, Any]:
     """``output``, which the next request sends as its input, and ``usage``. Raises GatewayError."""
     conversation = conversation_pb2.Conversation()
@@ -59,7 +68,10 @@ async def compact(exchange: Exchange, request: ResponsesRequest, chain: Chain) -
         raise respelt(error, request.client_field) from None
     finally:
         generation.cancel()
-    summary = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": seal("".join(texts))}
+    text = "".join(texts).strip()
+    if not text:
+        raise NoSummaryError
+    summary = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": seal(text)}
     kept = [stored_item(item) for item in chain.items if _is_of_user(item.values)]
     # What is nested in a stored item is ready JSON, so it has to be written before it can be looked at.
     own = await asyncio.to_thread(lambda: orjson.loads(orjson.dumps(request.input_items)))

@@ -62,8 +62,8 @@ class Output:
                 assert isinstance(self._open, _Thought)
                 yield from self._open.extend(event.reasoning_delta.text)
             case "reasoning_finished" if isinstance(self._open, _Thought):
+                # It ends with what follows, which tells whether it was cut short.
                 self._open.capsule = event.reasoning_finished.capsule
-                yield from self.close()
             case "call_started":
                 started = event.call_started
                 namespace = started.namespace or None
@@ -71,15 +71,18 @@ class Output:
                 yield from self._begin(_Call(kind, started.call_id, namespace, started.name))
             case "call_delta" if isinstance(self._open, _Call) and event.call_delta.fragment:
                 yield from self._open.extend(event.call_delta.fragment)
-            case "call_finished":
+            case "call_finished" if isinstance(self._open, _Call):
+                self._open.is_whole = True
                 yield from self.close()
             case _:
                 pass
 
     def close(self, status: str = "completed") -> Iterator[_Event]:
-        """End the open item, if there is one."""
+        """End the open item, if there is one. A call is completed by its own end only, never by what follows it."""
         item, index = self._open, len(self._items)
         self._open = None
+        if item is not None and not item.is_whole:
+            status = "incomplete"
         if item is None or (status == "incomplete" and not item.is_announced):
             return
         yield from item.finish(index)
@@ -96,6 +99,7 @@ class _Text:
     """A message. One part holds all of its text."""
 
     is_announced = True
+    is_whole = True
 
     def __init__(self, options: OutputOptions) -> None:
         self.id = new_id("message")
@@ -112,7 +116,7 @@ class _Text:
 
     def extend(self, delta: tokenizer_pb2.TextDelta) -> Iterator[_Event]:
         self._texts.append(delta.text)
-        logprobs = chat_logprobs(delta.logprobs)["content"] if self._shows_logprobs else []
+        logprobs: list[Any] = chat_logprobs(delta.logprobs)["content"] if self._shows_logprobs else []
         self._logprobs += logprobs
         yield {"type": "response.output_text.delta", **self._place, "delta": delta.text, "logprobs": logprobs}
 
@@ -134,6 +138,7 @@ class _Thought:
     """A reasoning item. Its text is a content part, which clients that put items together expect to be announced."""
 
     is_announced = True
+    is_whole = True
 
     def __init__(self, options: OutputOptions) -> None:
         self.id = new_id("reasoning")
@@ -191,6 +196,7 @@ class _Call:
 
     def __init__(self, kind: ItemType, call_id: str, namespace: str | None, name: str) -> None:
         self.id = new_id(kind)
+        self.is_whole = False
         self._kind = kind
         self._head: _Event = {"id": self.id, "type": str(kind), "call_id": call_id}
         if kind is not ItemType.LOCAL_SHELL_CALL:

@@ -16,7 +16,18 @@ from pydantic import TypeAdapter
 
 from services.gateway.responses.output import Output, OutputOptions
 from services.gateway.responses.tool_names import ToolNames
-from tests.unit.gateway.responses.answers import LS, PATCH, SEARCH, SHELL, Events, answers, call, text, thought
+from tests.unit.gateway.responses.answers import (
+    LS,
+    PATCH,
+    SEARCH,
+    SHELL,
+    Events,
+    ToolCalled,
+    answers,
+    call,
+    text,
+    thought,
+)
 from tests.unit.gateway.responses.item_laws import Event, items_of
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -164,7 +175,7 @@ def test_log_probabilities_are_shown_to_those_who_asked() -> None:
     sampled = pb.TokenLogprob(token=b"\xc3", logprob=-0.5)
     delta = pb.TextDelta(text="a", logprobs=[pb.TokenLogprobs(sampled=sampled, top=[sampled])])
     answer = [pb.GenerateResponse(text_delta=delta)] * 2
-    one = {"token": "\ufffd", "bytes": [195], "logprob": -0.5}
+    one = {"token": "\\xc3", "bytes": [195], "logprob": -0.5}
     shown = {**one, "top_logprobs": [one]}
     events, (item,) = played(answer, OutputOptions(logprobs=True))
     assert item["content"][0]["logprobs"] == [shown, shown]
@@ -183,12 +194,18 @@ def test_what_is_cut_short_is_incomplete() -> None:
     assert [(item["arguments"], item["status"]) for item in cut] == [("{}", "completed"), ('{"a', "incomplete")]
 
 
-def test_a_call_that_never_ended_is_incomplete_however_the_answer_ended() -> None:
-    for tool in (LS, PATCH, SHELL):
-        (item,) = items(call(tool, 0, '{"a', is_whole=False), status="completed")
-        assert item["status"] == "incomplete"
-    cut = items([*call(LS, 0, '{"a', is_whole=False), *text("b")])
-    assert [item["status"] for item in cut] == ["incomplete", "completed"]
+@pytest.mark.parametrize("tool", [LS, SEARCH, PATCH])
+@pytest.mark.parametrize("following", [[], text("b"), call(LS, 1, "{}")])
+def test_a_call_that_never_ended_is_incomplete_however_the_answer_ended(tool: ToolCalled, following: Events) -> None:
+    cut = items([*call(tool, 0, '{"a', is_whole=False), *following], status="completed")
+    assert [item["status"] for item in cut] == ["incomplete", *("completed" for _ in following[:1])]
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
+@pytest.mark.parametrize("following", [[], text("b"), call(SHELL, 1, "{}")])
+def test_half_an_action_is_never_shown(following: Events, status: str) -> None:
+    answer = [*call(SHELL, 0, '{"command": ["rm", "-r', is_whole=False), *following]
+    assert items(answer, status=status) == items(following, status=status)
 
 
 @settings(max_examples=300)
@@ -210,15 +227,16 @@ def test_nothing_is_lost_and_nothing_added(answer: Events) -> None:
     texts = [part["text"] for item in finished for part in item.get("content", [])]
     said = [event.text_delta.text or event.reasoning_delta.text for event in answer]
     assert "".join(texts) == "".join(said)
-    started = [event.call_started for event in answer if event.HasField("call_started")]
-    assert [item["call_id"] for item in finished if "call_id" in item] == [one.call_id for one in started]
-    fragments = (
-        "".join(
-            event.call_delta.fragment
-            for event in answer
-            if started[event.call_delta.index].name != SHELL.name and event.HasField("call_delta")
-        )
-        if started
-        else ""
-    )
-    assert "".join(item.get("arguments", "") + item.get("input", "") for item in finished) == fragments
+    calls: list[tuple[str, str]] = []
+    for event in answer:
+        if event.HasField("call_started"):
+            calls.append((event.call_started.name, ""))
+        elif event.HasField("call_delta"):
+            calls[-1] = (calls[-1][0], calls[-1][1] + event.call_delta.fragment)
+    is_cut = sum(event.HasField("call_finished") for event in answer) < len(calls)
+    if is_cut and calls[-1][0] == SHELL.name:
+        del calls[-1]
+    shown = [item for item in finished if "call_id" in item]
+    assert [item.get("name", SHELL.name) for item in shown] == [name for name, _ in calls]
+    for item, (_, arguments) in zip(shown, calls, strict=True):
+        assert item.get("arguments", item.get("input", arguments)) == arguments
