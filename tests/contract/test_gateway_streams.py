@@ -143,7 +143,7 @@ async def test_a_replica_that_failed_amid_an_answer_is_not_replaced() -> None:
         assert len(first.requests) + len(second.requests) == 1
 
 
-async def test_health_names_who_is_silent(tokenizer: ScriptedTokenizer) -> None:
+async def test_health_tells_no_address(tokenizer: ScriptedTokenizer) -> None:
     draining = ScriptedTokenizer()
     async with draining.serving(health_pb2.HealthCheckResponse.NOT_SERVING):
         async with (
@@ -151,14 +151,9 @@ async def test_health_names_who_is_silent(tokenizer: ScriptedTokenizer) -> None:
             httpx.AsyncClient(base_url=url) as client,
         ):
             response = await client.get("/health")
-            assert response.status_code == 200
-            assert response.json()["tokenizers"] == {
-                "127.0.0.1:1": "UNAVAILABLE",
-                draining.address: "NOT_SERVING",
-                tokenizer.address: "SERVING",
-            }
+            assert (response.status_code, response.json()) == (200, {"status": "ok"})
         async with gateway_at("127.0.0.1:1", draining.address) as url, httpx.AsyncClient(base_url=url) as client:
             response = await client.get("/health")
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
-            assert f"{draining.address} (NOT_SERVING)" in response.json()["message"]
+            assert response.json() == {"status": "unavailable", "message": "no tokenizer is serving"}
