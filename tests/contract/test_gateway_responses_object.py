@@ -189,6 +189,8 @@ async def test_keep_alives_say_how_many_requests_are_ahead(tokenizer: ScriptedTo
     tokenizer.script = [admitted(), place, waiting, progress(64), text("a"), finished()]
     content = b""
     async with (
+        # Keep-alives alone would keep it waiting for ever.
+        asyncio.timeout(60),
         gateway_at(tokenizer.address, keep_alive_s=0.02) as url,
         httpx.AsyncClient(timeout=10) as client,
         client.stream("POST", f"{url}{PATH}", json={"model": MODEL, "input": "Hi", "stream": True}) as response,
