@@ -17,7 +17,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.edge import Edge
 from services.gateway.error_response import response_of
 from services.gateway.errors import GatewayError, InternalError, MethodNotAllowedError, PathNotFoundError
-from services.gateway.exchange import Gateway, caller_of, gateway_of, read_exchange
+from services.gateway.exchange import Gateway, gateway_of, read_exchange
 from services.gateway.messages.endpoints import router as messages_router
 from services.gateway.responses.endpoints import router as responses_router
 from services.gateway.served_models import ServedModels
@@ -76,18 +76,14 @@ async def text_completions(request: Request) -> Response:
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request) -> Response:
     """The models that are served."""
-    gateway = gateway_of(request)
-    caller_of(request)
-    return _json(models.model_list(await gateway.models.all()))
+    return _json(models.model_list(await gateway_of(request).models.all()))
 
 
 @router.get("/v1/models/{model_id:path}")
 @router.get("/models/{model_id:path}", include_in_schema=False)
 async def get_model(request: Request, model_id: str) -> Response:
     """One model, by id or alias."""
-    gateway = gateway_of(request)
-    caller_of(request)
-    return _json(models.model_object(await gateway.models.named(model_id)))
+    return _json(models.model_object(await gateway_of(request).models.named(model_id)))
 
 
 @router.get("/health")

@@ -66,6 +66,14 @@ def ask(
     return Asked(generate, conversation_key or user or opening_key)
 
 
+def count_request(asked: Asked) -> tokenizer_pb2.CountTokensRequest:
+    """Asks how long the prompt of the same request is."""
+    generate = asked.generate
+    return tokenizer_pb2.CountTokensRequest(
+        model=generate.model, conversation=generate.conversation, routing=generate.routing
+    )
+
+
 def _is_side_request(conversation: conversation_pb2.Conversation) -> bool:
     if conversation.tools:
         return False

@@ -5,16 +5,16 @@ Unknown fields are ignored. Known fields that would change the answer and are no
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
 from services.gateway import sampling
-from services.gateway.chat_options import parse_output_format, parse_reasoning
+from services.gateway.chat_options import parse_output_format
 from services.gateway.chat_tools import parse_tool_choice, parse_tools
 from services.gateway.client_request import ClientRequest, assemble
+from services.gateway.data_url import read_data_url
+from services.gateway.effort import read_effort
 from services.gateway.errors import BadRequestError, UnsupportedError
 from services.gateway.exchange import Exchange
 from services.gateway.fields import Fields, wrong
@@ -45,7 +45,6 @@ _CLIENT_SPELLING = (
     (r"\.call_id$", ".tool_call_id"),
     (r"\.parts\b", ".content"),
 )
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[^,;]*)*?;base64,", re.ASCII)
 
 
 def parse(exchange: Exchange, *, response_id: str) -> ClientRequest:
@@ -60,7 +59,7 @@ def parse(exchange: Exchange, *, response_id: str) -> ClientRequest:
         tool_choice=parse_tool_choice(body, tools),
         # Without tools, it means nothing.
         parallel_calls=is_parallel if tools else None,
-        reasoning=parse_reasoning(body),
+        reasoning=read_effort(body, "reasoning_effort"),
         output_format=parse_output_format(body),
     )
     return assemble(exchange, conversation, logprobs=sampling.chat_logprobs(body), response_id=response_id)
@@ -91,12 +90,8 @@ def _messages(body: Fields) -> list[conversation_pb2.Message]:
 
 
 def _message(fields: Fields) -> conversation_pb2.Message:
-    name = fields.required_text("role")
-    role = _ROLES.get(name)
-    if role is None:
-        raise BadRequestError(
-            f"'{fields.name('role')}' must be one of {', '.join(_ROLES)}, not {name[:40]!r}.", param=fields.name("role")
-        )
+    name = fields.one_of("role", _ROLES)
+    role = _ROLES[name]
     calls = [_call(call, index) for index, call in enumerate(fields.objects("tool_calls"))]
     if calls and role != conversation_pb2.ROLE_ASSISTANT:
         raise BadRequestError(
@@ -164,16 +159,8 @@ def _image(fields: Fields) -> conversation_pb2.ImagePart:
     url = fields.required_text("url")
     if not url.startswith("data:"):
         return conversation_pb2.ImagePart(uri=url)
-    head = _DATA_URL.match(url)
-    try:
-        if head is None:
-            raise ValueError
-        data = base64.b64decode(url[head.end() :], validate=True)
-    except (ValueError, binascii.Error):
-        raise BadRequestError(
-            f"'{fields.name('url')}' must be an address or a base64 data URL.", param=fields.name("url")
-        ) from None
-    return conversation_pb2.ImagePart(media_type=head[1], data=data)
+    media_type, data = read_data_url(fields, "url", url)
+    return conversation_pb2.ImagePart(media_type=media_type, data=data)
 
 
 def _call(fields: Fields, index: int) -> conversation_pb2.Call:

@@ -9,20 +9,10 @@ from fencepost.tokenizer.v1 import conversation_pb2
 
 from services.gateway.errors import BadRequestError
 from services.gateway.fields import Fields, wrong
+from services.gateway.tool_definition import MODES, grammar_of, tool_name, wrong_name
 
-MAX_NAME_CHARACTERS = 256
 NO_PARAMETERS = '{"type": "object", "properties": {}}'
 """The schema of a function whose client gives none."""
-
-_MODES = {
-    "none": conversation_pb2.TOOL_CHOICE_MODE_NONE,
-    "auto": conversation_pb2.TOOL_CHOICE_MODE_AUTO,
-    "required": conversation_pb2.TOOL_CHOICE_MODE_REQUIRED,
-}
-_SYNTAXES = {
-    "lark": conversation_pb2.TOOL_GRAMMAR_SYNTAX_LARK,
-    "regex": conversation_pb2.TOOL_GRAMMAR_SYNTAX_REGEX,
-}
 
 
 def parse_tools(body: Fields) -> list[conversation_pb2.Tool]:
@@ -33,7 +23,7 @@ def parse_tools(body: Fields) -> list[conversation_pb2.Tool]:
         kind, definition = _definition(fields)
         tool = _function(definition) if kind == "function" else _custom(definition)
         if tool.name in names:
-            raise _wrong_name(definition, "is the name of an earlier tool")
+            raise wrong_name(definition, "is the name of an earlier tool")
         names.add(tool.name)
         tools.append(tool)
     return tools
@@ -65,7 +55,7 @@ def _definition(fields: Fields) -> tuple[str, Fields]:
 
 def _function(fields: Fields) -> conversation_pb2.Tool:
     return conversation_pb2.Tool(
-        name=_name(fields),
+        name=tool_name(fields),
         description=fields.text("description"),
         kind=conversation_pb2.CALL_KIND_FUNCTION,
         parameters_json=NO_PARAMETERS if fields.object("parameters") is None else fields.raw("parameters"),
@@ -75,7 +65,7 @@ def _function(fields: Fields) -> conversation_pb2.Tool:
 
 def _custom(fields: Fields) -> conversation_pb2.Tool:
     return conversation_pb2.Tool(
-        name=_name(fields),
+        name=tool_name(fields),
         description=fields.text("description"),
         kind=conversation_pb2.CALL_KIND_CUSTOM,
         grammar=_grammar(fields),
@@ -84,24 +74,14 @@ def _custom(fields: Fields) -> conversation_pb2.Tool:
 
 def _grammar(fields: Fields) -> conversation_pb2.ToolGrammar | None:
     form = fields.object("format")
-    if form is None or one_of(form, "type", ("text", "grammar")) == "text":
+    if form is None or form.one_of("type", ("text", "grammar")) == "text":
         return None
-    grammar = form.required_object("grammar")
-    return conversation_pb2.ToolGrammar(
-        syntax=_SYNTAXES[one_of(grammar, "syntax", _SYNTAXES)], text=grammar.required_text("definition")
-    )
-
-
-def _name(fields: Fields) -> str:
-    name = fields.required_text("name")
-    if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
-        raise _wrong_name(fields, f"must be 1 to {MAX_NAME_CHARACTERS} characters long, not {len(name)}")
-    return name
+    return grammar_of(form.required_object("grammar"))
 
 
 def _choice(body: Fields, value: Any, names: Collection[str]) -> conversation_pb2.ToolChoice:
     if isinstance(value, str):
-        return conversation_pb2.ToolChoice(mode=_MODES[one_of(body, "tool_choice", _MODES)])
+        return conversation_pb2.ToolChoice(mode=MODES[body.one_of("tool_choice", MODES)])
     if not isinstance(value, dict):
         raise wrong("tool_choice", "a string or an object", value)
     choice = body.required_object("tool_choice")
@@ -109,30 +89,16 @@ def _choice(body: Fields, value: Any, names: Collection[str]) -> conversation_pb
         named = _named(choice, names)
         return conversation_pb2.ToolChoice(mode=conversation_pb2.TOOL_CHOICE_MODE_REQUIRED, allowed_names=[named])
     allowed = choice.required_object("allowed_tools")
-    mode = one_of(allowed, "mode", ("auto", "required"))
+    mode = allowed.one_of("mode", ("auto", "required"))
     allowed_names = [_named(tool, names) for tool in allowed.objects("tools")]
     if not allowed_names:
         raise BadRequestError(f"'{allowed.name('tools')}' must name at least one tool.", param=allowed.name("tools"))
-    return conversation_pb2.ToolChoice(mode=_MODES[mode], allowed_names=allowed_names)
+    return conversation_pb2.ToolChoice(mode=MODES[mode], allowed_names=allowed_names)
 
 
 def _named(fields: Fields, names: Collection[str]) -> str:
     _, definition = _definition(fields)
     name = definition.required_text("name")
     if name not in names:
-        raise _wrong_name(definition, "is none of the names in 'tools'")
+        raise wrong_name(definition, "is none of the names in 'tools'")
     return name
-
-
-def _wrong_name(fields: Fields, what: str) -> BadRequestError:
-    return BadRequestError(f"'{fields.name('name')}' {what}.", param=fields.name("name"))
-
-
-def one_of(fields: Fields, key: str, choices: Collection[str]) -> str:
-    """A text that must be there and be one of these. Raises BadRequestError."""
-    value = fields.required_text(key)
-    if value not in choices:
-        raise BadRequestError(
-            f"'{fields.name(key)}' must be one of {', '.join(choices)}, not {value[:40]!r}.", param=fields.name(key)
-        )
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -71,6 +71,22 @@ class Fields:
         """A string that must be there; it may be empty."""
         self.required(key)
         return cast(str, self.text(key))
+
+    def nonempty_text(self, key: str) -> str:
+        """A string that must be there and say something."""
+        value = self.required_text(key)
+        if not value:
+            raise BadRequestError(f"'{self.name(key)}' must not be empty.", param=self.name(key))
+        return value
+
+    def one_of(self, key: str, choices: Collection[str]) -> str:
+        """A string that must be there and be one of a few."""
+        value = self.required_text(key)
+        if value not in choices:
+            raise BadRequestError(
+                f"'{self.name(key)}' must be one of {', '.join(choices)}, not {value[:40]!r}.", param=self.name(key)
+            )
+        return value
 
     def flag(self, key: str) -> bool | None:
         """A boolean."""

@@ -27,10 +27,10 @@ def parse(body: Fields) -> tokenizer_pb2.Sampling:
     older, newer = (body.integer(name, 1, _UINT32_MAX) for name in ("max_tokens", "max_completion_tokens"))
     seed = body.integer("seed", -(2**63), 2**63 - 1)
     choices = body.integer("n", 1, MAX_CHOICES)
-    repetition_penalty = _over_zero(body, "repetition_penalty", MAX_REPETITION_PENALTY)
+    repetition_penalty = over_zero(body, "repetition_penalty", MAX_REPETITION_PENALTY)
     return tokenizer_pb2.Sampling(
         temperature=body.number("temperature", 0, 2),
-        top_p=_over_zero(body, "top_p", 1),
+        top_p=over_zero(body, "top_p", 1),
         # Servers that know it take 0 or −1 for off.
         top_k=max(body.integer("top_k", -1, _UINT32_MAX) or 0, 0) or None,
         min_p=body.number("min_p", 0, 1) or None,
@@ -64,7 +64,8 @@ def completion_logprobs(body: Fields) -> int | None:
     return body.integer("logprobs", 0, MAX_LOGPROBS)
 
 
-def _over_zero(body: Fields, key: str, maximum: float) -> float | None:
+def over_zero(body: Fields, key: str, maximum: float) -> float | None:
+    """A number in (0, maximum]; None where it is absent. Raises BadRequestError."""
     value = body.number(key, 0, maximum)
     if value == 0:
         raise BadRequestError(f"'{key}' must be over 0 and at most {maximum}.", param=key)

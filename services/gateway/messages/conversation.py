@@ -33,12 +33,7 @@ def read_messages(body: Fields) -> list[conversation_pb2.Message]:
 
 
 def _read(fields: Fields) -> Iterator[conversation_pb2.Message]:
-    name = fields.required_text("role")
-    role = _ROLES.get(name)
-    if role is None:
-        raise BadRequestError(
-            f"'{fields.name('role')}' must be one of {', '.join(_ROLES)}, not {name[:40]!r}.", param=fields.name("role")
-        )
+    role = _ROLES[fields.one_of("role", _ROLES)]
     fields.required("content")
     match role:
         case conversation_pb2.ROLE_ASSISTANT:
@@ -70,8 +65,8 @@ def _assistant(fields: Fields) -> conversation_pb2.Message:
 def _call(block: Fields, index: int) -> conversation_pb2.Call:
     block.required_object("input")
     return conversation_pb2.Call(
-        call_id=_nonempty(block, "id"),
-        name=_nonempty(block, "name"),
+        call_id=block.nonempty_text("id"),
+        name=block.nonempty_text("name"),
         kind=conversation_pb2.CALL_KIND_FUNCTION,
         # As the client spells it: a parser would lose the spelling that the model's own ids stand for.
         arguments=block.raw("input"),
@@ -98,14 +93,7 @@ def _result(block: Fields) -> conversation_pb2.Message:
     return conversation_pb2.Message(
         role=conversation_pb2.ROLE_TOOL,
         parts=read_content(block, "content"),
-        call_id=_nonempty(block, "tool_use_id"),
+        call_id=block.nonempty_text("tool_use_id"),
         # Absent and false say the same, and must be the same to the cache.
         is_error=block.flag("is_error") or None,
     )
-
-
-def _nonempty(fields: Fields, key: str) -> str:
-    value = fields.required_text(key)
-    if not value:
-        raise BadRequestError(f"'{fields.name(key)}' must not be empty.", param=fields.name(key))
-    return value

@@ -6,10 +6,10 @@ import uuid
 
 import orjson
 from fastapi import APIRouter, Request
-from fencepost.tokenizer.v1 import tokenizer_pb2
 from starlette.responses import Response
 
 from services.gateway import openapi
+from services.gateway.asking import count_request
 from services.gateway.delivery import deliver, respelt
 from services.gateway.errors import GatewayError
 from services.gateway.exchange import read_exchange
@@ -44,15 +44,10 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of the same message would have."""
     exchange = await read_exchange(request)
     asked = parse_count(exchange)
-    generate = asked.generate
-    counted = tokenizer_pb2.CountTokensRequest(
-        model=(await exchange.gateway.models.named(generate.model)).id,
-        conversation=generate.conversation,
-        routing=generate.routing,
-    )
+    asked.generate.model = (await exchange.gateway.models.named(asked.generate.model)).id
     try:
         answer = await unless_gone(
-            request.receive, exchange.gateway.tokenizers.count_tokens(counted, asked.replica_key)
+            request.receive, exchange.gateway.tokenizers.count_tokens(count_request(asked), asked.replica_key)
         )
     except GatewayError as error:
         raise respelt(error, client_field) from None

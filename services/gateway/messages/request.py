@@ -16,6 +16,7 @@ from services.gateway.exchange import Exchange
 from services.gateway.fields import Fields, wrong
 from services.gateway.messages.conversation import read_messages
 from services.gateway.messages.tools import read_tool_choice, read_tools
+from services.gateway.sampling import over_zero
 
 MAX_STOPS = 64
 
@@ -79,12 +80,9 @@ def _asked(exchange: Exchange, sampling: tokenizer_pb2.Sampling, response_id: st
 
 
 def _sampling(body: Fields) -> tokenizer_pb2.Sampling:
-    top_p = body.number("top_p", 0, 1)
-    if top_p == 0:
-        raise BadRequestError("'top_p' must be over 0 and at most 1.", param="top_p")
     return tokenizer_pb2.Sampling(
         temperature=body.number("temperature", 0, 1),
-        top_p=top_p,
+        top_p=over_zero(body, "top_p", 1),
         # 0 means off.
         top_k=body.integer("top_k", 0, _UINT32_MAX) or None,
         max_tokens=body.integer("max_tokens", 1, _UINT32_MAX),

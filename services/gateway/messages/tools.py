@@ -23,7 +23,7 @@ def read_tools(body: Fields) -> list[conversation_pb2.Tool]:
     for fields in body.objects("tools"):
         if _is_server_tool(fields):
             continue
-        name = _nonempty_name(fields)
+        name = fields.nonempty_text("name")
         if any(tool.name == name for tool in tools):
             raise BadRequestError(f"'{fields.name('name')}' is the name of an earlier tool.", param=fields.name("name"))
         fields.required_object("input_schema")
@@ -46,13 +46,9 @@ def read_tool_choice(
     fields = body.object("tool_choice")
     if fields is None:
         return None, None
-    kind = fields.required_text("type")
-    if kind not in _MODES:
-        raise BadRequestError(
-            f"'{fields.name('type')}' must be one of {', '.join(_MODES)}, not {kind[:40]!r}.", param=fields.name("type")
-        )
+    kind = fields.one_of("type", _MODES)
     names = {tool.name for tool in tools}
-    allowed_names = [_nonempty_name(fields)] if kind == "tool" else []
+    allowed_names = [fields.nonempty_text("name")] if kind == "tool" else []
     if kind in ("any", "tool") and not (names.intersection(allowed_names) if allowed_names else names):
         if any(_is_server_tool(tool) for tool in body.objects("tools")):
             # The call that is wanted may be one of theirs: the model does without.
@@ -68,10 +64,3 @@ def read_tool_choice(
 def _is_server_tool(fields: Fields) -> bool:
     """Such as web_search_20250305: there is no schema, since only their server runs it."""
     return fields.text("type") not in (None, "custom") and fields.values.get("input_schema") is None
-
-
-def _nonempty_name(fields: Fields) -> str:
-    name = fields.required_text("name")
-    if not name:
-        raise BadRequestError(f"'{fields.name('name')}' must not be empty.", param=fields.name("name"))
-    return name

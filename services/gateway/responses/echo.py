@@ -8,7 +8,7 @@ import orjson
 
 from services.gateway.fields import Fields, wrong
 from services.gateway.responses.text_format import echo_of_text
-from services.gateway.responses.tools import definition_of, one_of
+from services.gateway.responses.tools import definition_of
 
 _TEXTS = ("previous_response_id", "prompt_cache_key", "safety_identifier", "user")
 _MAX_COUNT = 2**32 - 1
@@ -46,7 +46,7 @@ def parse_echo(body: Fields) -> dict[str, Any]:
         "tools": [_tool(tool) for tool in body.objects("tools")],
         "truncation": "disabled"
         if body.text("truncation") is None
-        else one_of(body, "truncation", ("auto", "disabled")),
+        else body.one_of("truncation", ("auto", "disabled")),
         **{key: body.text(key) or None for key in _TEXTS},
     }
 

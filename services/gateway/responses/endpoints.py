@@ -8,11 +8,10 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, WebSocket
-from fencepost.tokenizer.v1 import tokenizer_pb2
 from starlette.responses import Response
 
 from services.gateway import openapi
-from services.gateway.asking import ask
+from services.gateway.asking import ask, count_request
 from services.gateway.delivery import deliver, respelt
 from services.gateway.errors import BadRequestError, GatewayError, NotFoundError
 from services.gateway.exchange import Gateway, caller_of, gateway_of, read_exchange
@@ -72,11 +71,10 @@ async def count_input_tokens(request: Request) -> Response:
         cache_key=asked.prompt_cache_key,
         user=asked.user,
     )
-    counted = tokenizer_pb2.CountTokensRequest(
-        model=to_ask.generate.model, conversation=to_ask.generate.conversation, routing=to_ask.generate.routing
-    )
     try:
-        answer = await unless_gone(request.receive, gateway.tokenizers.count_tokens(counted, to_ask.replica_key))
+        answer = await unless_gone(
+            request.receive, gateway.tokenizers.count_tokens(count_request(to_ask), to_ask.replica_key)
+        )
     except GatewayError as error:
         raise respelt(error, asked.client_field) from None
     return _json({"object": "response.input_tokens", "input_tokens": answer.tokens})

@@ -65,12 +65,7 @@ def read_item(fields: Fields, turns: Turns) -> None:
 
 
 def _message(fields: Fields, turns: Turns) -> None:
-    name = fields.required_text("role")
-    role = _ROLES.get(name)
-    if role is None:
-        raise BadRequestError(
-            f"'{fields.name('role')}' must be one of {', '.join(_ROLES)}, not {name[:40]!r}.", param=fields.name("role")
-        )
+    role = _ROLES[fields.one_of("role", _ROLES)]
     if role == conversation_pb2.ROLE_ASSISTANT:
         turns.say(read_content(fields, "content"))
     else:
@@ -98,9 +93,9 @@ def _capsule(encoded: str | None) -> bytes:
 def _call(fields: Fields, turns: Turns, *, is_custom: bool) -> None:
     turns.call(
         conversation_pb2.Call(
-            call_id=_nonempty(fields, "call_id"),
+            call_id=fields.nonempty_text("call_id"),
             namespace=fields.text("namespace") or None,
-            name=_nonempty(fields, "name"),
+            name=fields.nonempty_text("name"),
             kind=conversation_pb2.CALL_KIND_CUSTOM if is_custom else conversation_pb2.CALL_KIND_FUNCTION,
             arguments=fields.required_text("input") if is_custom else _arguments(fields),
         )
@@ -120,7 +115,7 @@ def _arguments(fields: Fields) -> str:
 def _local_shell_call(fields: Fields, turns: Turns) -> None:
     turns.call(
         conversation_pb2.Call(
-            call_id=fields.text("call_id") or _nonempty(fields, "id"),
+            call_id=fields.text("call_id") or fields.nonempty_text("id"),
             name=local_shell.NAME,
             kind=conversation_pb2.CALL_KIND_FUNCTION,
             arguments=local_shell.arguments_of(fields.required_object("action")),
@@ -131,7 +126,7 @@ def _local_shell_call(fields: Fields, turns: Turns) -> None:
 def _output(fields: Fields, kind: str, turns: Turns) -> None:
     # The oldest local_shell items have only their ids to point with.
     by_id = fields.text("id") if kind == "local_shell_call_output" else None
-    call_id = fields.text("call_id") or by_id or _nonempty(fields, "call_id")
+    call_id = fields.text("call_id") or by_id or fields.nonempty_text("call_id")
     if not turns.has_call(call_id):
         what = kind.replace("_", " ")
         raise BadRequestError(f"No tool call found for {what} with call_id {call_id[:100]}.", param="input")
@@ -146,10 +141,3 @@ def _compaction(fields: Fields, turns: Turns) -> None:
     summary = compaction.unseal(fields.text("encrypted_content") or "")
     if summary is not None:
         turns.speak(conversation_pb2.ROLE_USER, [text_part(summary)])
-
-
-def _nonempty(fields: Fields, key: str) -> str:
-    value = fields.required_text(key)
-    if not value:
-        raise BadRequestError(f"'{fields.name(key)}' must not be empty.", param=fields.name(key))
-    return value

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
+from services.gateway.data_url import read_data_url
 from services.gateway.errors import BadRequestError, UnsupportedError
 from services.gateway.fields import Fields, wrong
 
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[^,;]*)*?;base64,", re.ASCII)
 _UNKNOWN_MEDIA_TYPE = "application/octet-stream"
 _TEXTUAL = re.compile(r"text/.*|application/(json|xml|yaml|x-yaml|toml|javascript)", re.ASCII)
 
@@ -66,7 +64,7 @@ def _image(fields: Fields) -> conversation_pb2.ImagePart:
         return conversation_pb2.ImagePart(uri=fields.text("file_id") or holder.required_text(key))
     if not url.startswith("data:"):
         return conversation_pb2.ImagePart(uri=url)
-    media_type, data = _data_url(holder, key, url)
+    media_type, data = read_data_url(holder, key, url)
     return conversation_pb2.ImagePart(media_type=media_type, data=data)
 
 
@@ -79,22 +77,10 @@ def _document(fields: Fields) -> conversation_pb2.DocumentPart:
     # Some clients send the bare base64.
     is_bare = not encoded.startswith("data:")
     url = f"data:{_UNKNOWN_MEDIA_TYPE};base64,{encoded}" if is_bare else encoded
-    media_type, data = _data_url(fields, "file_data", url)
+    media_type, data = read_data_url(fields, "file_data", url)
     if _TEXTUAL.fullmatch(media_type):
         try:
             return conversation_pb2.DocumentPart(media_type=media_type, title=title, text=data.decode())
         except UnicodeDecodeError:
             pass
     return conversation_pb2.DocumentPart(media_type=media_type, title=title, data=data)
-
-
-def _data_url(fields: Fields, key: str, url: str) -> tuple[str, bytes]:
-    head = _DATA_URL.match(url)
-    try:
-        if head is None:
-            raise ValueError
-        return head[1], base64.b64decode(url[head.end() :], validate=True)
-    except (ValueError, binascii.Error):
-        raise BadRequestError(
-            f"'{fields.name(key)}' must be an address or a base64 data URL.", param=fields.name(key)
-        ) from None

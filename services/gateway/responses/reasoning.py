@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
+from services.gateway.effort import read_effort
 from services.gateway.fields import Fields
-from services.gateway.responses.tools import one_of
-
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def parse_reasoning(body: Fields) -> conversation_pb2.ReasoningOptions | None:
@@ -16,9 +14,4 @@ def parse_reasoning(body: Fields) -> conversation_pb2.ReasoningOptions | None:
     if reasoning is None:
         return None
     reasoning.text("summary")
-    if reasoning.values.get("effort") is None:
-        return None
-    effort = one_of(reasoning, "effort", _EFFORTS)
-    if effort == "none":
-        return conversation_pb2.ReasoningOptions(mode=conversation_pb2.REASONING_MODE_OFF)
-    return conversation_pb2.ReasoningOptions(mode=conversation_pb2.REASONING_MODE_ON, effort=effort)
+    return read_effort(reasoning, "effort")

@@ -8,7 +8,6 @@ import orjson
 from fencepost.tokenizer.v1 import conversation_pb2
 
 from services.gateway.fields import Fields
-from services.gateway.responses.tools import one_of
 
 
 def parse_text_format(body: Fields) -> conversation_pb2.OutputFormat | None:
@@ -16,7 +15,7 @@ def parse_text_format(body: Fields) -> conversation_pb2.OutputFormat | None:
     form = _format(body)
     if form is None:
         return None
-    match one_of(form, "type", ("text", "json_object", "json_schema")):
+    match form.one_of("type", ("text", "json_object", "json_schema")):
         case "json_object":
             return conversation_pb2.OutputFormat(json_object=conversation_pb2.JsonObject())
         case "json_schema":

@@ -8,13 +8,9 @@ from fencepost.tokenizer.v1 import conversation_pb2
 
 from services.gateway.errors import BadRequestError
 from services.gateway.fields import Fields, wrong
-from services.gateway.responses.tools import definition_of, one_of, wrong_name
+from services.gateway.responses.tools import definition_of
+from services.gateway.tool_definition import MODES, wrong_name
 
-_MODES = {
-    "none": conversation_pb2.TOOL_CHOICE_MODE_NONE,
-    "auto": conversation_pb2.TOOL_CHOICE_MODE_AUTO,
-    "required": conversation_pb2.TOOL_CHOICE_MODE_REQUIRED,
-}
 _OWN_TYPES = ("function", "custom")
 
 _Keys = Collection[tuple[str, str]]
@@ -29,7 +25,7 @@ def parse_tool_choice(body: Fields, keys: _Keys) -> conversation_pb2.ToolChoice 
     if value is None:
         return None
     if isinstance(value, str):
-        choice = conversation_pb2.ToolChoice(mode=_MODES[one_of(body, "tool_choice", _MODES)])
+        choice = conversation_pb2.ToolChoice(mode=MODES[body.one_of("tool_choice", MODES)])
     elif isinstance(value, dict):
         choice = _choice(body.required_object("tool_choice"), keys)
     else:
@@ -54,7 +50,7 @@ def _choice(fields: Fields, keys: _Keys) -> conversation_pb2.ToolChoice:
 
 
 def _allowed(fields: Fields, keys: _Keys) -> conversation_pb2.ToolChoice:
-    mode = one_of(fields, "mode", ("auto", "required"))
+    mode = fields.one_of("mode", ("auto", "required"))
     tools = list(fields.objects("tools"))
     if not tools:
         raise BadRequestError(f"'{fields.name('tools')}' must name at least one tool.", param=fields.name("tools"))
@@ -62,7 +58,7 @@ def _allowed(fields: Fields, keys: _Keys) -> conversation_pb2.ToolChoice:
     if not names:
         # All that is allowed runs elsewhere.
         return conversation_pb2.ToolChoice(mode=conversation_pb2.TOOL_CHOICE_MODE_NONE)
-    return conversation_pb2.ToolChoice(mode=_MODES[mode], allowed_names=names)
+    return conversation_pb2.ToolChoice(mode=MODES[mode], allowed_names=names)
 
 
 def _named(fields: Fields, keys: _Keys) -> str:

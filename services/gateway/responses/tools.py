@@ -9,17 +9,10 @@ from collections.abc import Collection
 
 from fencepost.tokenizer.v1 import conversation_pb2
 
-from services.gateway.errors import BadRequestError
 from services.gateway.fields import Fields
 from services.gateway.responses import local_shell
 from services.gateway.responses.tool_names import ToolNames
-
-MAX_NAME_CHARACTERS = 256
-
-_SYNTAXES = {
-    "lark": conversation_pb2.TOOL_GRAMMAR_SYNTAX_LARK,
-    "regex": conversation_pb2.TOOL_GRAMMAR_SYNTAX_REGEX,
-}
+from services.gateway.tool_definition import grammar_of, tool_name, wrong_name
 
 
 class Tools:
@@ -39,7 +32,7 @@ class Tools:
         for tool in fields.objects("tools"):
             match tool.text("type") or "function":
                 case "namespace":
-                    namespace = _name(tool)
+                    namespace = tool_name(tool)
                     for inner in tool.objects("tools"):
                         self._add(inner, seen, namespace)
                 case "local_shell":
@@ -87,25 +80,10 @@ def definition_of(fields: Fields) -> Fields:
     return fields
 
 
-def wrong_name(fields: Fields, what: str) -> BadRequestError:
-    """The error for a tool's name."""
-    return BadRequestError(f"'{fields.name('name')}' {what}.", param=fields.name("name"))
-
-
-def one_of(fields: Fields, key: str, choices: Collection[str]) -> str:
-    """A required text that is one of a few. Raises BadRequestError."""
-    value = fields.required_text(key)
-    if value not in choices:
-        raise BadRequestError(
-            f"'{fields.name(key)}' must be one of {', '.join(choices)}, not {value[:40]!r}.", param=fields.name(key)
-        )
-    return value
-
-
 def _function(fields: Fields, namespace: str | None) -> conversation_pb2.Tool:
     return conversation_pb2.Tool(
         namespace=namespace,
-        name=_name(fields),
+        name=tool_name(fields),
         description=fields.text("description"),
         kind=conversation_pb2.CALL_KIND_FUNCTION,
         # Empty where there is none: the tokenizer knows how a model is told that.
@@ -117,7 +95,7 @@ def _function(fields: Fields, namespace: str | None) -> conversation_pb2.Tool:
 def _custom(fields: Fields, namespace: str | None) -> conversation_pb2.Tool:
     return conversation_pb2.Tool(
         namespace=namespace,
-        name=_name(fields),
+        name=tool_name(fields),
         description=fields.text("description"),
         kind=conversation_pb2.CALL_KIND_CUSTOM,
         grammar=_grammar(fields),
@@ -126,17 +104,7 @@ def _custom(fields: Fields, namespace: str | None) -> conversation_pb2.Tool:
 
 def _grammar(fields: Fields) -> conversation_pb2.ToolGrammar | None:
     form = fields.object("format")
-    if form is None or one_of(form, "type", ("text", "grammar")) == "text":
+    if form is None or form.one_of("type", ("text", "grammar")) == "text":
         return None
     # Chat Completions have it one level down.
-    grammar = form.object("grammar") or form
-    return conversation_pb2.ToolGrammar(
-        syntax=_SYNTAXES[one_of(grammar, "syntax", _SYNTAXES)], text=grammar.required_text("definition")
-    )
-
-
-def _name(fields: Fields) -> str:
-    name = fields.required_text("name")
-    if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
-        raise wrong_name(fields, f"must be 1 to {MAX_NAME_CHARACTERS} characters long, not {len(name)}")
-    return name
+    return grammar_of(form.object("grammar") or form)
