@@ -76,9 +76,12 @@ def state_namespace(
     numerics: str,
     adapter: str = "",
 ) -> bytes:
-    """The 32-byte namespace inside which state is interchangeable byte for byte."""
-    return digest_fields(
-        ("scope", cache_scope.encode()),
+    """The 32-byte namespace inside which state is interchangeable byte for byte.
+
+    Its first 16 bytes are the layout, the digest of everything but the scope: a store sees by them which state belongs
+    to no model that is served.
+    """
+    layout = digest_fields(
         ("model", model.encode()),
         ("weights", weights_fingerprint.encode()),
         ("weight_format", weight_format.encode()),
@@ -86,7 +89,9 @@ def state_namespace(
         ("kv_dtype", kv_dtype.encode()),
         ("page_format", struct.pack("<I", page_format)),
         ("numerics", numerics.encode()),
+        size=16,
     )
+    return layout + digest_fields(("scope", cache_scope.encode()), ("layout", layout), size=16)
 
 
 def tokenizer_fingerprint(model_dir: Path) -> str:

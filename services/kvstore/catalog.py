@@ -3,7 +3,8 @@
 Pure: it never touches the database. A change is first planned (``plan``), then written by the store, then applied
 (``apply``), so memory never runs ahead of the disk.
 
-Invariant: a page is in the catalog exactly while a manifest names it.
+Pages form a tree: the page in front of another is its parent. Invariants: a page is in the catalog exactly while a
+manifest names it, so its parent is there too; a page was used whenever a page behind it was.
 """
 
 from __future__ import annotations
@@ -24,21 +25,32 @@ from services.kvstore.state import (
 
 
 @dataclass(slots=True)
+class Use:
+    """When something was used last, milliseconds since 1970, and how often, its writing included."""
+
+    last_ms: float
+    count: int = 1
+
+
+@dataclass(slots=True)
 class PageEntry:
-    """A page, its stored bytes and the manifests that name it."""
+    """A page, its place in the tree, its stored bytes and the manifests that name it."""
 
     page: Page
+    parent: PageKey | None
     num_bytes: int
+    use: Use
+    children: set[PageKey] = field(default_factory=set[PageKey])
     manifest_ids: set[ManifestId] = field(default_factory=set[ManifestId])
 
 
 @dataclass(slots=True)
 class ManifestEntry:
-    """A manifest, its own stored bytes (pages excluded) and the tick of its last use."""
+    """A manifest and its own stored bytes, pages excluded."""
 
     manifest: Manifest
     num_bytes: int
-    last_used: int
+    use: Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +69,15 @@ class Change:
 class _Space:
     pages: dict[PageKey, PageEntry] = field(default_factory=dict[PageKey, PageEntry])
     manifests: dict[ManifestId, ManifestEntry] = field(default_factory=dict[ManifestId, ManifestEntry])
+    first_pages: set[PageKey] = field(default_factory=set[PageKey])
     # None stands for a state shorter than a page.
     ids_by_last_page: dict[PageKey | None, set[ManifestId]] = field(
         default_factory=dict[PageKey | None, set[ManifestId]]
     )
     num_bytes: int = 0
+
+    def children(self, key: PageKey | None) -> set[PageKey]:
+        return self.first_pages if key is None else self.pages[key].children
 
 
 class Catalog:
@@ -69,13 +85,16 @@ class Catalog:
 
     def __init__(self) -> None:
         self._spaces: dict[Namespace, _Space] = {}
-        self._ticks = itertools.count()
         self.num_bytes = 0
 
     def page(self, namespace: Namespace, key: PageKey) -> Page | None:
         """The page stored under a key."""
         entry = self._space(namespace).pages.get(key)
         return None if entry is None else entry.page
+
+    def page_entry(self, namespace: Namespace, key: PageKey) -> PageEntry:
+        """A page that is known to be there."""
+        return self._spaces[namespace].pages[key]
 
     def manifest(self, namespace: Namespace, manifest_id: ManifestId) -> Manifest | None:
         """The manifest of an id."""
@@ -87,53 +106,38 @@ class Catalog:
         pages = self._space(namespace).pages
         return [pages[key].page for key in itertools.takewhile(pages.__contains__, keys)]
 
-    def best_boundary(
-        self, namespace: Namespace, last_page: PageKey | None, num_pages: int, token_ids: bytes
-    ) -> Manifest | None:
-        """The manifest that ends behind ``last_page`` and covers the most of ``token_ids`` (int32-LE) behind it.
-
-        One without a tail counts only if it has a boundary record: the pages alone are as good otherwise.
-        """
+    def pages_behind(self, namespace: Namespace, key: PageKey | None) -> list[Page]:
+        """The pages that follow one page; None asks for first pages."""
         space = self._space(namespace)
-        candidates = [space.manifests[id_] for id_ in space.ids_by_last_page.get(last_page, ())]
-        fitting = [
-            entry
-            for entry in candidates
-            if len(entry.manifest.page_keys) == num_pages
-            and (entry.manifest.tail is not None or entry.manifest.boundary is not None)
-            and token_ids.startswith(entry.manifest.tail_token_ids)
-        ]
-        best = max(fitting, key=lambda entry: (entry.manifest.token_count, entry.last_used), default=None)
-        return None if best is None else best.manifest
+        return [space.pages[child].page for child in space.children(key)]
 
-    def touch_page(self, namespace: Namespace, key: PageKey) -> None:
-        """Mark the most recently used manifest of a page as used: its others stay as old as they are."""
+    def manifests_behind(self, namespace: Namespace, key: PageKey | None) -> list[ManifestEntry]:
+        """Those whose last page this is; None asks for states shorter than a page."""
         space = self._space(namespace)
-        entry = space.pages.get(key)
-        if entry is not None:
-            latest = max((space.manifests[id_] for id_ in entry.manifest_ids), key=lambda found: found.last_used)
-            latest.last_used = next(self._ticks)
-
-    def touch_manifest(self, namespace: Namespace, manifest_id: ManifestId) -> None:
-        """Mark a manifest as used."""
-        entry = self._space(namespace).manifests.get(manifest_id)
-        if entry is not None:
-            entry.last_used = next(self._ticks)
-
-    def entries(self) -> Iterator[ManifestEntry]:
-        """Every manifest of every namespace."""
-        for space in self._spaces.values():
-            yield from space.manifests.values()
-
-    def page_entry(self, namespace: Namespace, key: PageKey) -> PageEntry:
-        """A page that is known to be there."""
-        return self._spaces[namespace].pages[key]
+        return [space.manifests[id_] for id_ in space.ids_by_last_page.get(key, ())]
 
     def manifests_of_page(self, namespace: Namespace, key: PageKey) -> list[Manifest]:
         """Those that name a page."""
         space = self._space(namespace)
         entry = space.pages.get(key)
         return [] if entry is None else [space.manifests[id_].manifest for id_ in entry.manifest_ids]
+
+    def touch(
+        self, namespace: Namespace, keys: Iterable[PageKey], manifest_id: ManifestId | None, now_ms: float
+    ) -> None:
+        """Mark pages, from the first of a prompt on, and a manifest as used; what is not there is passed over."""
+        space = self._space(namespace)
+        uses = [space.pages[key].use for key in keys if key in space.pages]
+        if manifest_id is not None and manifest_id in space.manifests:
+            uses.append(space.manifests[manifest_id].use)
+        for use in uses:
+            use.last_ms = max(use.last_ms, now_ms)
+            use.count += 1
+
+    def entries(self) -> Iterator[ManifestEntry]:
+        """Every manifest of every namespace."""
+        for space in self._spaces.values():
+            yield from space.manifests.values()
 
     def count_pages(self, namespace: Namespace | None) -> int:
         """Pages of a namespace, or of all."""
@@ -146,6 +150,14 @@ class Catalog:
     def count_bytes(self, namespace: Namespace | None) -> int:
         """Stored bytes of a namespace, or of all."""
         return sum(space.num_bytes for space in self._selected(namespace))
+
+    def first_misplaced(self, namespace: Namespace, keys: Sequence[PageKey]) -> int | None:
+        """Index of the first key whose page is present behind another page than the one before it in ``keys``."""
+        pages = self._space(namespace).pages
+        for index, key in enumerate(keys):
+            if key in pages and pages[key].parent != (keys[index - 1] if index else None):
+                return index
+        return None
 
     def plan(
         self,
@@ -179,16 +191,19 @@ class Catalog:
         """Make a written change visible."""
         space = self._spaces.setdefault(change.namespace, _Space())
         before = space.num_bytes
-        for page in change.put_pages:
-            space.pages[page.key] = PageEntry(page, page_bytes(page))
-            space.num_bytes += space.pages[page.key].num_bytes
+        new_pages = {page.key: page for page in change.put_pages}
         for manifest_id in change.drop_manifests:
             self._remove(space, manifest_id)
         for manifest in change.put_manifests:
-            self._remove(space, manifest.manifest_id)
-            self._add(space, manifest)
+            use = self._remove(space, manifest.manifest_id)
+            self._add(space, manifest, new_pages, use or Use(manifest.created_ms))
         for key in change.drop_pages:
-            space.num_bytes -= space.pages.pop(key).num_bytes
+            entry = space.pages.pop(key)
+            space.num_bytes -= entry.num_bytes
+            if entry.parent is None:
+                space.first_pages.discard(key)
+            elif entry.parent in space.pages:
+                space.pages[entry.parent].children.discard(key)
         self.num_bytes += space.num_bytes - before
         if not space.manifests:
             del self._spaces[change.namespace]
@@ -200,26 +215,40 @@ class Catalog:
                 named_by = {id_ for id_, found in space.manifests.items() if key in found.manifest.page_keys}
                 assert entry.manifest_ids == named_by
                 assert named_by
+                assert key in space.children(entry.parent)
+                assert all(space.pages[child].parent == key for child in entry.children)
+                assert all(space.pages[child].use.last_ms <= entry.use.last_ms for child in entry.children)
+            assert all(space.pages[key].parent is None for key in space.first_pages)
             for found in space.manifests.values():
-                assert all(key in space.pages for key in found.manifest.page_keys)
+                parents = [space.pages[key].parent for key in found.manifest.page_keys]
+                assert parents == [None, *found.manifest.page_keys][: len(parents)]
             sizes = [page_bytes(entry.page) for entry in space.pages.values()]
             sizes += [manifest_bytes(found.manifest) for found in space.manifests.values()]
             assert space.num_bytes == sum(sizes)
             assert sum(map(len, space.ids_by_last_page.values())) == len(space.manifests)
         assert self.num_bytes == sum(space.num_bytes for space in self._spaces.values())
 
-    def _add(self, space: _Space, manifest: Manifest) -> None:
-        entry = ManifestEntry(manifest, manifest_bytes(manifest), next(self._ticks))
+    def _add(self, space: _Space, manifest: Manifest, new_pages: Mapping[PageKey, Page], use: Use) -> None:
+        entry = ManifestEntry(manifest, manifest_bytes(manifest), use)
         space.manifests[manifest.manifest_id] = entry
         space.ids_by_last_page.setdefault(_last_page(manifest), set()).add(manifest.manifest_id)
         space.num_bytes += entry.num_bytes
+        parent: PageKey | None = None
         for key in manifest.page_keys:
-            space.pages[key].manifest_ids.add(manifest.manifest_id)
+            found = space.pages.get(key)
+            if found is None:
+                page = new_pages[key]
+                found = space.pages[key] = PageEntry(page, parent, page_bytes(page), Use(use.last_ms))
+                space.children(parent).add(key)
+                space.num_bytes += found.num_bytes
+            found.use.last_ms = max(found.use.last_ms, use.last_ms)
+            found.manifest_ids.add(manifest.manifest_id)
+            parent = key
 
-    def _remove(self, space: _Space, manifest_id: ManifestId) -> None:
+    def _remove(self, space: _Space, manifest_id: ManifestId) -> Use | None:
         entry = space.manifests.pop(manifest_id, None)
         if entry is None:
-            return
+            return None
         space.num_bytes -= entry.num_bytes
         last = _last_page(entry.manifest)
         space.ids_by_last_page[last].discard(manifest_id)
@@ -227,6 +256,7 @@ class Catalog:
             del space.ids_by_last_page[last]
         for key in entry.manifest.page_keys:
             space.pages[key].manifest_ids.discard(manifest_id)
+        return entry.use
 
     def _space(self, namespace: Namespace) -> _Space:
         return self._spaces.get(namespace) or _Space()
@@ -236,9 +266,9 @@ class Catalog:
 
 
 def shorten(manifest: Manifest, num_pages: int, page_tokens: int) -> Manifest | None:
-    """What is left of a manifest whose state beyond ``num_pages`` pages is damaged; None when nothing is.
+    """What is left of a manifest without what lies behind ``num_pages`` pages; None when nothing is.
 
-    It is no conversation's newest state any more, so it goes first when space is needed.
+    It is no conversation's newest state any more: a name for its pages.
     """
     if num_pages == 0:
         return None

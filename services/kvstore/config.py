@@ -27,4 +27,7 @@ class Config(ServerSettings):
     response_ttl_s: float = setting(30 * 86_400.0, help="seconds a stored response lives by default", minimum=1)
     replay_ttl_s: float = setting(7 * 86_400.0, help="seconds a replay record lives by default", minimum=1)
     sweep_s: float = setting(300.0, help="seconds between two sweeps of expired records", minimum=0.1)
+    shared_memory_dir: str = setting(
+        "", help="folder in memory, shared with engines of this host: state is read through it; empty: off", parse=str
+    )
     io_threads: int = setting(4, help="threads for blocking database calls", minimum=1)

@@ -4,12 +4,14 @@ ServiceError
 └── KvstoreError
     ├── InvalidRequestError       a message that breaks the contract
     ├── FormatDiffersError        sizes or formats differ from what is stored under the same key
+    ├── NoSharedMemoryError       a region of shared memory that cannot be reached from here
     ├── NoSpaceError              nothing more can be evicted, or the disk is down to its reserve
     ├── TooManyWritersError       every slot for a Write is taken
     ├── WriteStalledError         a Write whose client went silent
     ├── RecordNotFoundError       no such record, or it has expired
     ├── RecordExistsError         if_absent and the key is taken
     └── DatabaseError             RocksDB failed
+        ├── DamagedBlockError     RocksDB finds what it has written damaged
         └── DataDirectoryError    the data directory cannot be opened: in use, or of another format
 DamageError                       stored bytes are not what was written; never leaves the service as an error
 """
@@ -35,6 +37,13 @@ class FormatDiffersError(KvstoreError):
 
     status = "FAILED_PRECONDITION"
     reason = "FORMAT_DIFFERS"
+
+
+class NoSharedMemoryError(KvstoreError):
+    """The reader's memory cannot be reached; it can read without."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "NO_SHARED_MEMORY"
 
 
 class NoSpaceError(KvstoreError):
@@ -77,6 +86,10 @@ class DatabaseError(KvstoreError):
 
     status = "UNAVAILABLE"
     reason = "DATABASE_FAILED"
+
+
+class DamagedBlockError(DatabaseError):
+    """A block or file of the database fails its own check: the value is lost, the database works."""
 
 
 class DataDirectoryError(DatabaseError):

@@ -75,13 +75,13 @@ def encode_chunk(head: ChunkHead, token_ids: bytes, data: bytes | memoryview) ->
     return seal(_CHUNK_MAGIC, head.namespace, head.owner_id, fixed, token_ids, data)
 
 
-def decode_chunk(value: bytes) -> tuple[ChunkHead, bytes, bytes]:
-    """(head, token ids, data). Raises DamageError."""
+def decode_chunk(value: bytes) -> tuple[ChunkHead, bytes, memoryview]:
+    """(head, token ids, data, which is a view of ``value``). Raises DamageError."""
     cursor = unseal(_CHUNK_MAGIC, value)
     namespace, owner_id = _identity(cursor)
     raw = cursor.take(_CHUNK.size)
     owner, first, tokens, layer, channel, offset, total, id_bytes, data_bytes = _CHUNK.unpack(raw)
-    token_ids, data = bytes(cursor.take(id_bytes)), bytes(cursor.take(data_bytes))
+    token_ids, data = bytes(cursor.take(id_bytes)), cursor.take(data_bytes)
     cursor.end()
     if owner not in (1, 2, 3) or bytes(raw[1:4]) != bytes(3) or id_bytes % TOKEN_BYTES:
         raise DamageError("format")
@@ -92,7 +92,7 @@ def decode_chunk(value: bytes) -> tuple[ChunkHead, bytes, bytes]:
 def encode_page(page: Page) -> bytes:
     """Value of a page row."""
     fixed = _PAGE.pack(page.first_token, page.num_tokens)
-    return seal(_PAGE_MAGIC, page.namespace, page.key, fixed, page.token_digest, _blob(page.blob))
+    return seal(_PAGE_MAGIC, page.namespace, page.key, fixed, page.token_ids, _blob(page.blob))
 
 
 def decode_page(value: bytes) -> Page:
@@ -100,10 +100,10 @@ def decode_page(value: bytes) -> Page:
     cursor = unseal(_PAGE_MAGIC, value)
     namespace, key = _identity(cursor)
     first, tokens = cursor.fields(_PAGE)
-    digest = bytes(cursor.take(ID_BYTES))
+    token_ids = bytes(cursor.take(tokens * TOKEN_BYTES))
     blob = _take_blob(cursor)
     cursor.end()
-    return Page(namespace, PageKey(key), first, tokens, digest, blob)
+    return Page(namespace, PageKey(key), first, token_ids, blob)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -169,7 +169,8 @@ def decode_manifest(value: bytes) -> Manifest:
 
 def page_bytes(page: Page) -> int:
     """Stored bytes of a page: its row, its chunks and their keys."""
-    row = len(PAGE_ROW_PREFIX) + 2 * _IDENTITY_BYTES + FRAME_BYTES + _PAGE.size + ID_BYTES + _blob_row_bytes(page.blob)
+    row = len(PAGE_ROW_PREFIX) + 2 * _IDENTITY_BYTES + FRAME_BYTES + _PAGE.size + len(page.token_ids)
+    row += _blob_row_bytes(page.blob)
     return row + _chunks_bytes(page.blob, page.num_tokens)
 
 

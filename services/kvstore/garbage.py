@@ -1,7 +1,8 @@
-"""Blobs that nothing names any more: deleted at once, their space given back when enough has come together."""
+"""Blobs that nothing names any more: forgotten at once, their space given back as files become worth rewriting."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -11,36 +12,48 @@ from services.kvstore.errors import KvstoreError
 from services.kvstore.state import BlobId
 
 _log = logging.getLogger(__name__)
-_MIN_RECLAIM_BYTES = 64 * 2**20
+_MIN_SLACK_BYTES = 64 * 2**20
+_FILES_AT_ONCE = 8
 
 
 class Garbage:
-    """Owned by the event loop. A failure here leaves orphans for the next start, and is logged."""
+    """Owned by the event loop. A failure here leaves orphans for the next start, and is logged.
+
+    Dead bytes may take a sixteenth of the cap on top of it: with less, rewriting what is alive beside them costs more.
+    Whoever writes faster than space can be given back waits for it.
+    """
 
     def __init__(self, database: Database, background: Background, cap_bytes: int) -> None:
         self._database = database
         self._background = background
-        self._reclaim_bytes = max(_MIN_RECLAIM_BYTES, cap_bytes // 16)
-        self._blob_ids: list[BlobId] = []
-        self._num_bytes = 0
+        slack_bytes = max(_MIN_SLACK_BYTES, cap_bytes // 16)
+        self._limit_bytes = cap_bytes + slack_bytes
+        self._wait_above_bytes = cap_bytes + slack_bytes * 5 // 4
+        self._reclaiming: asyncio.Task[None] | None = None
 
     async def discard(self, blob_ids: Sequence[BlobId], num_bytes: int) -> None:
-        """Delete chunks that take about ``num_bytes``."""
-        if not blob_ids:
-            return
-        try:
-            await self._database.run(self._database.delete_blobs, blob_ids)
-        except KvstoreError as error:
-            _log.warning("could not delete %d blobs: %s", len(blob_ids), error)
-            return
-        self._blob_ids += blob_ids
-        self._num_bytes += num_bytes
-        if self._num_bytes >= self._reclaim_bytes:
-            blob_ids, self._blob_ids, self._num_bytes = self._blob_ids, [], 0
-            self._background.spawn(self._reclaim(blob_ids))
+        """Delete chunks that take about ``num_bytes``, and give space back in the background.
 
-    async def _reclaim(self, blob_ids: Sequence[BlobId]) -> None:
+        Call it with nothing to delete too: it also merges files where there are many small ones.
+        """
+        if blob_ids:
+            try:
+                await self._database.run(self._database.delete_blobs, blob_ids)
+            except KvstoreError as error:
+                _log.warning("could not delete %d blobs: %s", len(blob_ids), error)
+                return
+        if self._reclaiming is None:
+            self._reclaiming = self._background.spawn(self._reclaim())
+        if self._database.chunk_file_bytes > self._wait_above_bytes:
+            await asyncio.shield(self._reclaiming)
+
+    async def _reclaim(self) -> None:
         try:
-            await self._database.run(self._database.reclaim, blob_ids)
+            # A few at a time, because commits and a shutdown wait for it; the next commit goes on.
+            for _ in range(_FILES_AT_ONCE):
+                if not await self._database.run(self._database.reclaim, self._limit_bytes):
+                    break
         except KvstoreError as error:
             _log.warning("could not give space back: %s", error)
+        finally:
+            self._reclaiming = None

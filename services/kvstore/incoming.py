@@ -22,7 +22,6 @@ from services.kvstore.state import (
     Span,
     new_blob_id,
     shared_spans,
-    token_digest,
 )
 
 _MAX_SPANS = 65_536
@@ -173,10 +172,9 @@ class Incoming:
         for key, index in self._needed.items():
             growing = self._growing.get((Owner.PAGE, key))
             if growing is not None:
-                tokens = self._header.page_tokens
-                digest = token_digest(growing.token_ids)
+                first_token = index * self._header.page_tokens
                 blob = growing.finish(f"page {index}")
-                pages.append(Page(self._header.namespace, key, index * tokens, tokens, digest, blob))
+                pages.append(Page(self._header.namespace, key, first_token, growing.token_ids, blob))
         tail = self._growing.get((Owner.TAIL, None))
         if (tail is None) != (not self._header.tail_token_ids):
             raise InvalidRequestError("tail: the header names ids, and no chunk of it came")

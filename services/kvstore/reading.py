@@ -1,19 +1,23 @@
-"""Read: which chunks in which order, checked one by one as they come from disk."""
+"""Read: which chunks in which order, checked one by one as they come from disk.
+
+Checked chunks are handed on as bytes, or put into a region of shared memory that the reader lends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from crc32c import crc32c
 
 from services.identity import PAGE_TOKENS
 from services.kvstore.database import Database
-from services.kvstore.errors import DamageError, DatabaseError
+from services.kvstore.errors import DamagedBlockError, DamageError, DatabaseError, InvalidRequestError
 from services.kvstore.format import chunk_key, decode_chunk
 from services.kvstore.leases import Pin
+from services.kvstore.shared_region import SharedRegion
 from services.kvstore.state import (
     TOKEN_BYTES,
     Blob,
@@ -24,11 +28,12 @@ from services.kvstore.state import (
     Owner,
     Page,
     PageKey,
-    token_digest,
 )
 from services.kvstore.store import Store
 
 _HOP_BYTES = 4 * 2**20
+_UNAVAILABLE = "unavailable"
+"""Why a chunk is not sent that may be whole: the database does not answer."""
 
 
 class Order(Enum):
@@ -40,12 +45,17 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadQuery:
-    """Pages, first page first, then the tail and boundary record of a manifest."""
+    """Pages, first page first, then the tail and boundary record of a manifest.
+
+    ``layers`` None reads all layers; ``region`` None hands on the bytes themselves.
+    """
 
     namespace: Namespace
     page_keys: tuple[PageKey, ...]
     manifest_id: ManifestId | None
     order: Order
+    layers: range | None = None
+    region: SharedRegion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,99 +68,140 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A chunk to read: its key, what it must say about itself, and the digest its ids must have (first chunk only)."""
+    """A chunk to read: its key, what it must say about itself, and the ids it must carry (first chunk only).
+
+    ``place`` is where its data goes in a region: behind the data of all items before it.
+    """
 
     page_index: int
     key: bytes
     head: ChunkHead
     length: int
-    token_digest: bytes | None
+    token_ids: bytes
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
-    """A chunk that passed every check; ``token_ids`` is None unless it is the first one of a page or tail."""
+    """A chunk that passed every check; ``token_ids`` is None unless it is the first one of a page or tail.
+
+    ``data`` is None where it lies in the region, ``length`` bytes from ``place``.
+    """
 
     head: ChunkHead
     token_ids: bytes | None
-    data: bytes
+    data: memoryview | None
+    place: int
+    length: int
     crc32c: int
 
 
 _Results = list[tuple[Item, ReadChunk | str]]
 
 
-def plan(pages: Sequence[Page], manifest: Manifest | None, order: Order) -> list[Item]:
+def plan(pages: Sequence[Page], manifest: Manifest | None, order: Order, layers: range | None = None) -> list[Item]:
     """Chunks in the order in which they are sent; a boundary record is always last."""
     items: list[Item] = []
     for index, page in enumerate(pages):
         what = (page.namespace, Owner.PAGE, page.key, page.first_token, page.num_tokens)
-        items += _items(index, page.blob, what, page.token_digest)
+        items += _items(index, page.blob, what, page.token_ids, layers)
     behind = len(pages)
     last: list[Item] = []
     if manifest is not None and manifest.tail is not None:
         num_tokens = len(manifest.tail_token_ids) // TOKEN_BYTES
         first_token = len(manifest.page_keys) * PAGE_TOKENS
         what = (manifest.namespace, Owner.TAIL, manifest.manifest_id, first_token, num_tokens)
-        items += _items(behind, manifest.tail, what, token_digest(manifest.tail_token_ids))
+        items += _items(behind, manifest.tail, what, manifest.tail_token_ids, layers)
     if manifest is not None and manifest.boundary is not None:
         what = (manifest.namespace, Owner.BOUNDARY, manifest.manifest_id, manifest.token_count, 0)
-        last += _items(behind, manifest.boundary, what, None)
+        last += _items(behind, manifest.boundary, what, b"", None)
     if order is Order.LAYER_MAJOR:
         items.sort(key=lambda item: item.head.layer)
     return items + last
 
 
-async def read(store: Store, query: ReadQuery) -> AsyncGenerator[ReadChunk | Skipped]:
-    """Stream what is there. Damage is dropped from the store and shortens the stream; it never raises."""
+async def read(store: Store, query: ReadQuery) -> AsyncGenerator[list[ReadChunk] | Skipped]:
+    """Stream what is there, some chunks at a time. Damage is dropped from the store and shortens the stream.
+
+    Raises InvalidRequestError where the region is too small, before anything is read.
+    """
     namespace, num_asked = query.namespace, len(query.page_keys)
     pages = store.catalog.leading_pages(namespace, query.page_keys)
     manifest = None if query.manifest_id is None else store.catalog.manifest(namespace, query.manifest_id)
     if len(pages) < num_asked:
         manifest = None
+    generation = store.database.generation
+    items = plan(pages, manifest, query.order, query.layers)
+    if query.region is not None:
+        items = _placed(items, query.region)
     is_short = len(pages) < num_asked or (query.manifest_id is not None and manifest is None)
     # Early where every page is waited for from the start, in its place where pages follow one another.
     if is_short and query.order is Order.LAYER_MAJOR:
         yield Skipped(len(pages), "missing")
-    pin = Pin(namespace, tuple(page.key for page in pages), manifest and manifest.manifest_id)
-    store.touch(pin)
     # Held for the length of the read, whatever becomes of the lease.
+    pin = Pin(namespace, tuple(page.key for page in pages), manifest and manifest.manifest_id)
     store.pins.pin(pin)
-    hops = _hops(plan(pages, manifest, query.order))
-    ahead = _start(store.database, hops)
+    hops = _hops(items)
+    ahead = _start(store.database, hops, query.region)
     usable = num_asked + 1
     try:
         while ahead is not None:
             results = await ahead
             # The next hop reads while this one is being sent.
-            ahead = _start(store.database, hops)
+            ahead = _start(store.database, hops, query.region)
+            chunks: list[ReadChunk] = []
             for item, result in results:
                 if item.page_index >= usable:
                     continue
                 if isinstance(result, ReadChunk):
-                    yield result
+                    chunks.append(result)
                     continue
+                if chunks:
+                    yield chunks
+                    chunks = []
                 usable = item.page_index
                 page = pages[usable] if item.head.owner is Owner.PAGE else None
-                await store.drop_damaged(namespace, page, manifest if page is None else None)
+                if result != _UNAVAILABLE:
+                    await store.drop_damaged(namespace, page, manifest if page is None else None, generation)
                 yield Skipped(usable, result)
+            if chunks:
+                yield chunks
         if is_short and query.order is Order.PAGE_MAJOR and usable > len(pages):
             yield Skipped(len(pages), "missing")
     finally:
         store.pins.unpin(pin)
-        if ahead is not None:
-            ahead.cancel()
+        if ahead is not None and not ahead.cancel():
+            ahead.exception()
 
 
-def _items(index: int, blob: Blob, what: tuple[Namespace, Owner, bytes, int, int], digest: bytes | None) -> list[Item]:
+def _items(
+    index: int,
+    blob: Blob,
+    what: tuple[Namespace, Owner, bytes, int, int],
+    token_ids: bytes,
+    layers: range | None,
+) -> list[Item]:
     totals = blob.totals()
     items: list[Item] = []
     for span in blob.spans:
+        if layers is not None and span.layer not in layers:
+            continue
         total = totals[span.layer, span.channel]
         head = ChunkHead(*what, span.layer, span.channel, span.offset, total)
         is_first = span is blob.spans[0]
-        items.append(Item(index, chunk_key(blob.blob_id, span), head, span.length, digest if is_first else None))
+        items.append(Item(index, chunk_key(blob.blob_id, span), head, span.length, token_ids if is_first else b""))
     return items
+
+
+def _placed(items: list[Item], region: SharedRegion) -> list[Item]:
+    placed: list[Item] = []
+    end = 0
+    for item in items:
+        placed.append(replace(item, place=end))
+        end += item.length
+    if end > region.length:
+        raise InvalidRequestError(f"region.length: {end} bytes were asked for")
+    return placed
 
 
 def _hops(items: list[Item]) -> Iterator[list[Item]]:
@@ -167,28 +218,44 @@ def _hops(items: list[Item]) -> Iterator[list[Item]]:
         yield hop
 
 
-def _start(database: Database, hops: Iterator[list[Item]]) -> asyncio.Task[_Results] | None:
+def _start(
+    database: Database, hops: Iterator[list[Item]], region: SharedRegion | None
+) -> asyncio.Task[_Results] | None:
     hop = next(hops, None)
-    return None if hop is None else asyncio.create_task(database.run(_read_hop, database, hop))
+    return None if hop is None else asyncio.create_task(database.run(_read_hop, database, hop, region))
 
 
-def _read_hop(database: Database, hop: list[Item]) -> _Results:
-    return [(item, _read_chunk(database, item)) for item in hop]
-
-
-def _read_chunk(database: Database, item: Item) -> ReadChunk | str:
-    """The chunk, or why it is unusable."""
+def _read_hop(database: Database, hop: list[Item], region: SharedRegion | None) -> _Results:
     try:
-        value = database.get("pages", item.key)
-        if value is None:
-            return "missing"
-        head, token_ids, data = decode_chunk(value)
+        values = database.get_many("pages", [item.key for item in hop])
+    except DamagedBlockError:
+        return [(item, _read_one(database, item, region)) for item in hop]
     except DatabaseError:
+        return [(item, _UNAVAILABLE) for item in hop]
+    return [(item, _checked(item, value, region)) for item, value in zip(hop, values, strict=True)]
+
+
+def _read_one(database: Database, item: Item, region: SharedRegion | None) -> ReadChunk | str:
+    try:
+        return _checked(item, database.get("pages", item.key), region)
+    except DamagedBlockError:
         return "checksum"
+    except DatabaseError:
+        return _UNAVAILABLE
+
+
+def _checked(item: Item, value: bytes | None, region: SharedRegion | None) -> ReadChunk | str:
+    """The chunk, or why it is unusable."""
+    if value is None:
+        return "missing"
+    try:
+        head, token_ids, data = decode_chunk(value)
     except DamageError as error:
         return error.reason
-    if head != item.head or len(data) != item.length:
+    if head != item.head or len(data) != item.length or token_ids != item.token_ids:
         return "format"
-    if (token_digest(token_ids) if token_ids else None) != item.token_digest:
-        return "format"
-    return ReadChunk(head, token_ids or None, data, crc32c(data))
+    chunk = ReadChunk(head, token_ids or None, data, item.place, item.length, crc32c(data))
+    if region is None:
+        return chunk
+    region.write(item.place, data)
+    return replace(chunk, data=None)

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 from services.kvstore import metrics
 from services.kvstore.database import Batch
-from services.kvstore.errors import DamageError, DatabaseError, InvalidRequestError, KvstoreError, RecordExistsError
+from services.kvstore.errors import (
+    DamagedBlockError,
+    DamageError,
+    DatabaseError,
+    InvalidRequestError,
+    KvstoreError,
+    RecordExistsError,
+)
 from services.kvstore.record_format import (
     HEAD_PREFIX,
     Head,
@@ -188,7 +195,7 @@ class RecordStore:
             if stored is None:
                 return None
             expires_ms, value = decode_body(record_key, stored)
-        except (DamageError, DatabaseError) as error:
+        except (DamageError, DamagedBlockError) as error:
             _log.warning("a record is unreadable: %s", error)
             self._store.counters.add("verify_failures", None)
             return None

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.identity import PAGE_TOKENS
 from services.kvstore.catalog import Catalog, shorten
 from services.kvstore.database import Batch, Database, Family
 from services.kvstore.errors import DamageError, DatabaseError
@@ -24,6 +25,7 @@ from services.kvstore.state import BlobId, Manifest, ManifestId, Namespace, Page
 
 _log = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 1_000
+_Parents = dict[tuple[Namespace, PageKey], PageKey | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def recover(database: Database) -> Recovered:
     """Rebuild the catalog. The database must have no writer; what is deleted here is deleted durably."""
     try:
         rows = _Rows.read(database)
-        blobs = database.blob_ids(sorted(rows.blob_ids()))
+        blobs = database.blob_ids()
     except DatabaseError as error:
         # An empty cache is correct; a store that does not start is not.
         _log.error("stored state is unreadable and is dropped: %s", error)
@@ -51,8 +53,9 @@ def recover(database: Database) -> Recovered:
     batch = Batch(deletes=list(rows.damaged))
     pages = {place: page for place, page in rows.pages.items() if page.blob.blob_id in blobs}
     manifests: list[Manifest] = []
+    parents: _Parents = {}
     for manifest in rows.manifests:
-        whole = _repaired(manifest, pages, blobs)
+        whole = _repaired(manifest, pages, parents, blobs)
         if whole is None:
             batch.delete("manifests", manifest_key(manifest.namespace, manifest.manifest_id))
         else:
@@ -80,12 +83,6 @@ class _Rows:
     pages: dict[tuple[Namespace, PageKey], Page]
     manifests: list[Manifest]
     damaged: list[tuple[Family, bytes]]
-
-    def blob_ids(self) -> set[BlobId]:
-        """Every blob that some row names."""
-        found = [page.blob for page in self.pages.values()]
-        found += [blob for m in self.manifests for blob in (m.tail, m.boundary) if blob is not None]
-        return {blob.blob_id for blob in found}
 
     @classmethod
     def read(cls, database: Database) -> _Rows:
@@ -116,19 +113,23 @@ def _all(database: Database, family: Family, prefix: bytes) -> Iterator[tuple[by
         after = rows[-1][0]
 
 
-def _repaired(manifest: Manifest, pages: dict[tuple[Namespace, PageKey], Page], blobs: set[BlobId]) -> Manifest | None:
-    """The manifest itself where everything it names is there, else the part of it that is."""
+def _repaired(
+    manifest: Manifest, pages: dict[tuple[Namespace, PageKey], Page], parents: _Parents, blobs: set[BlobId]
+) -> Manifest | None:
+    """The manifest itself where everything it names is there, in its place, else the part of it that is."""
     num_pages = 0
-    for key in manifest.page_keys:
+    parent: PageKey | None = None
+    for index, key in enumerate(manifest.page_keys):
         page = pages.get((manifest.namespace, key))
-        if page is None:
+        if page is None or page.first_token != index * PAGE_TOKENS or page.num_tokens != PAGE_TOKENS:
             break
-        num_pages += 1
+        if parents.setdefault((manifest.namespace, key), parent) != parent:
+            break
+        num_pages, parent = num_pages + 1, key
     own = [blob for blob in (manifest.tail, manifest.boundary) if blob is not None]
     if num_pages == len(manifest.page_keys) and all(blob.blob_id in blobs for blob in own):
         return manifest
-    page_tokens = pages[manifest.namespace, manifest.page_keys[0]].num_tokens if num_pages else 0
-    return shorten(manifest, num_pages, page_tokens)
+    return shorten(manifest, num_pages, PAGE_TOKENS)
 
 
 def _catalog(manifests: list[Manifest], pages: dict[tuple[Namespace, PageKey], Page]) -> Catalog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import grpc.aio
 from fencepost.kvstore.v1 import record_pb2_grpc, snapshot_pb2_grpc
@@ -29,11 +30,12 @@ async def build(config: Config, server: grpc.aio.Server) -> AsyncGenerator[Seque
         replay_ttl_s=config.replay_ttl_s,
         sweep_s=config.sweep_s,
     )
+    shared = Path(config.shared_memory_dir) if config.shared_memory_dir else None
     async with open_store(config.data_dir, limits, io_threads=config.io_threads) as store:
         records = RecordStore(store)
         await records.recount()
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(
-            SnapshotServicer(store, records, config.write_idle_s), server
+            SnapshotServicer(store, records, config.write_idle_s, shared), server
         )
         record_pb2_grpc.add_RecordServiceServicer_to_server(RecordServicer(records), server)
         sweeper = asyncio.create_task(records.sweep_forever())

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -14,10 +16,24 @@ from fencepost.kvstore.v1 import snapshot_pb2, snapshot_pb2_grpc
 
 from services.kvstore.errors import InvalidRequestError, WriteStalledError
 from services.kvstore.incoming import Header, IncomingChunk
+from services.kvstore.matching import Partial, TailQuery
 from services.kvstore.reading import Order, ReadChunk, ReadQuery, Skipped, read
 from services.kvstore.records import RecordStore
-from services.kvstore.state import ID_BYTES, NAMESPACE_BYTES, TOKEN_BYTES, ManifestId, Namespace, Owner, PageKey
-from services.kvstore.store import Removed, Store, TailQuery
+from services.kvstore.shared_region import SharedRegion
+from services.kvstore.state import (
+    ID_BYTES,
+    LAYOUT_BYTES,
+    MAX_CHUNK_BYTES,
+    NAMESPACE_BYTES,
+    TOKEN_BYTES,
+    Manifest,
+    ManifestId,
+    Namespace,
+    Owner,
+    Page,
+    PageKey,
+)
+from services.kvstore.store import Removed, Store
 from services.kvstore.writing import Outcome, WriteSession
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,11 +43,14 @@ _MAX_LEASE_MS = 600_000
 class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
     """Answers from a Store; deleting a tenant reaches its records too."""
 
-    def __init__(self, store: Store, records: RecordStore, write_idle_s: float) -> None:
-        """``write_idle_s``: how long a Write's client may stay silent."""
+    def __init__(
+        self, store: Store, records: RecordStore, write_idle_s: float, shared_memory_dir: Path | None = None
+    ) -> None:
+        """``write_idle_s``: how long a Write's client may stay silent; None: no reader can lend memory."""
         self._store = store
         self._records = records
         self._write_idle_s = write_idle_s
+        self._shared_memory_dir = shared_memory_dir
 
     async def Match(self, request: snapshot_pb2.MatchRequest, context: _Context) -> snapshot_pb2.MatchResponse:
         tail = None
@@ -41,15 +60,18 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             tail = TailQuery(request.tail.first_page, request.tail.token_ids)
         extras = [extra.position for extra in request.extras]
         found = self._store.match(_namespace(request.namespace), _page_keys(request.page_keys), tail, extras)
+        pages, boundary, partial = found.match.pages, found.match.boundary, found.match.partial
         response = snapshot_pb2.MatchResponse(
-            pages_present=len(found.pages), page_bytes=sum(page.blob.data_bytes for page in found.pages)
+            pages_present=len(pages), page_bytes=sum(page.blob.data_bytes for page in pages)
         )
-        if found.boundary is not None:
-            blobs = [blob for blob in (found.boundary.tail, found.boundary.boundary) if blob is not None]
-            response.boundary.tokens = found.boundary.token_count
-            response.boundary.manifest_id = found.boundary.manifest_id
+        if boundary is not None:
+            blobs = [blob for blob in (boundary.tail, boundary.boundary) if blob is not None]
+            response.boundary.tokens = boundary.token_count
+            response.boundary.manifest_id = boundary.manifest_id
             response.boundary.bytes = sum(blob.data_bytes for blob in blobs)
-            response.boundary.tail_token_ids = found.boundary.tail_token_ids
+            response.boundary.tail_token_ids = boundary.tail_token_ids
+        if partial is not None:
+            response.partial.CopyFrom(_partial_message(partial))
         if found.lease_id is not None:
             response.lease_id = found.lease_id
             response.lease_ms = int(1_000 * self._store.limits.lease_s)
@@ -64,14 +86,22 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             page_keys=_page_keys(request.page_keys),
             manifest_id=_manifest_id(request.manifest_id) if request.HasField("manifest_id") else None,
             order=Order.LAYER_MAJOR if layer_major else Order.PAGE_MAJOR,
+            layers=_layers(request.layers) if request.HasField("layers") else None,
         )
-        async with aclosing(read(self._store, query)) as found:
-            async for event in found:
-                if isinstance(event, Skipped):
-                    skipped = snapshot_pb2.Skipped(first_page=event.first_page, reason=event.reason)
-                    yield snapshot_pb2.ReadResponse(skipped=skipped)
-                else:
-                    yield snapshot_pb2.ReadResponse(chunk=_chunk_message(event))
+        with ExitStack() as stack:
+            if request.HasField("region"):
+                region = request.region
+                lent = SharedRegion(self._shared_memory_dir, region.name, region.offset, region.length)
+                stack.callback(lent.close)
+                query = replace(query, region=lent)
+            async with aclosing(read(self._store, query)) as found:
+                async for event in found:
+                    if isinstance(event, Skipped):
+                        skipped = snapshot_pb2.Skipped(first_page=event.first_page, reason=event.reason)
+                        yield snapshot_pb2.ReadResponse(skipped=skipped)
+                    else:
+                        for chunks in _batches(event):
+                            yield snapshot_pb2.ReadResponse(chunks=map(_chunk_message, chunks))
 
     async def Write(
         self, request_iterator: AsyncIterator[snapshot_pb2.WriteRequest], context: _Context
@@ -109,6 +139,10 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         match request.WhichOneof("what"):
             case "namespace":
                 removed = await self._store.delete_namespace(_namespace(request.namespace))
+            case "layout":
+                if len(request.layout) != LAYOUT_BYTES:
+                    raise InvalidRequestError(f"layout: {len(request.layout)} bytes instead of {LAYOUT_BYTES}")
+                removed = await self._store.delete_layout(request.layout)
             case "manifest":
                 manifest_id = _manifest_id(request.manifest.manifest_id)
                 removed = await self._store.delete_manifest(_namespace(request.manifest.namespace), manifest_id)
@@ -116,7 +150,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
                 num_records, record_bytes = await self._records.delete_tenant(request.tenant)
                 removed = await self._store.delete_tenant(request.tenant)
             case _:
-                raise InvalidRequestError("what: a namespace, a manifest or a tenant")
+                raise InvalidRequestError("what: a namespace, a manifest, a tenant or a layout")
         return _deleted(removed, num_records, record_bytes)
 
     async def Stats(self, request: snapshot_pb2.StatsRequest, context: _Context) -> snapshot_pb2.StatsResponse:
@@ -207,6 +241,38 @@ def _incoming(message: snapshot_pb2.Chunk) -> IncomingChunk:
     )
 
 
+def _layers(message: snapshot_pb2.LayerRange) -> range:
+    if not message.count:
+        raise InvalidRequestError("layers.count: at least 1")
+    return range(message.first, message.first + message.count)
+
+
+def _partial_message(partial: Partial) -> snapshot_pb2.Partial:
+    message = snapshot_pb2.Partial(tokens=partial.num_tokens)
+    match partial.owner:
+        case Page() as page:
+            message.page_key, message.token_ids, message.bytes = page.key, page.token_ids, page.blob.data_bytes
+        case Manifest() as manifest:
+            message.manifest_id, message.token_ids = manifest.manifest_id, manifest.tail_token_ids
+            message.bytes = 0 if manifest.tail is None else manifest.tail.data_bytes
+    return message
+
+
+def _batches(chunks: Sequence[ReadChunk]) -> Iterator[list[ReadChunk]]:
+    """Chunks for one message each: about 1 MiB of data, or all where the data is elsewhere."""
+    batch: list[ReadChunk] = []
+    num_bytes = 0
+    for chunk in chunks:
+        size = 0 if chunk.data is None else len(chunk.data)
+        if batch and num_bytes + size > MAX_CHUNK_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(chunk)
+        num_bytes += size
+    if batch:
+        yield batch
+
+
 def _chunk_message(chunk: ReadChunk) -> snapshot_pb2.Chunk:
     head = chunk.head
     message = snapshot_pb2.Chunk(
@@ -215,9 +281,12 @@ def _chunk_message(chunk: ReadChunk) -> snapshot_pb2.Chunk:
         offset=head.offset,
         total=head.total,
         crc32c=chunk.crc32c,
-        data=chunk.data,
         token_ids=chunk.token_ids,
     )
+    if chunk.data is not None:
+        message.data = bytes(chunk.data)
+    else:
+        message.placed.offset, message.placed.length = chunk.place, chunk.length
     match head.owner:
         case Owner.PAGE:
             message.page_key = head.owner_id

@@ -7,7 +7,6 @@ are durable; so a broken Write leaves only blobs that nobody names.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import struct
 import time
@@ -25,6 +24,8 @@ ManifestId = NewType("ManifestId", bytes)
 BlobId = NewType("BlobId", bytes)
 
 NAMESPACE_BYTES = 32
+LAYOUT_BYTES = 16
+"""A namespace begins with its layout, which all scopes of one model share."""
 ID_BYTES = 16
 MAX_CHUNK_BYTES = 2**20
 TOKEN_BYTES = 4
@@ -70,14 +71,18 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The row that makes a blob the page of a key. ``token_digest`` is BLAKE2b-128 of its int32-LE ids."""
+    """The row that makes a blob the page of a key; ``token_ids`` are int32-LE, one per token."""
 
     namespace: Namespace
     key: PageKey
     first_token: int
-    num_tokens: int
-    token_digest: bytes
+    token_ids: bytes
     blob: Blob
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens it covers."""
+        return len(self.token_ids) // TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,6 @@ class ChunkHead:
 def new_blob_id() -> BlobId:
     """Time first, so that what is written together lies together and old files die as a whole."""
     return BlobId(struct.pack(">Q", time.time_ns()) + secrets.token_bytes(8))
-
-
-def token_digest(token_ids: bytes) -> bytes:
-    """BLAKE2b-128 of int32-LE ids."""
-    return hashlib.blake2b(token_ids, digest_size=ID_BYTES).digest()
 
 
 @lru_cache(maxsize=256)

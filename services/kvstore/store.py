@@ -11,8 +11,8 @@ import logging
 import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.identity import PAGE_TOKENS
@@ -21,42 +21,27 @@ from services.kvstore.background import Background
 from services.kvstore.budget import Budget
 from services.kvstore.catalog import Catalog, Change, shorten
 from services.kvstore.database import Database
-from services.kvstore.errors import KvstoreError, NoSpaceError
-from services.kvstore.eviction import choose_victims
+from services.kvstore.errors import DatabaseError, KvstoreError, NoSpaceError
+from services.kvstore.eviction import Cuts, choose_cuts
 from services.kvstore.garbage import Garbage
 from services.kvstore.leases import LeaseTable, Pin, Pins
 from services.kvstore.limits import Limits
+from services.kvstore.matching import Match, TailQuery, match
 from services.kvstore.recovery import Recovered, recover
 from services.kvstore.rows import batch_of
-from services.kvstore.state import TOKEN_BYTES, Manifest, ManifestId, Namespace, Page, PageKey
+from services.kvstore.state import LAYOUT_BYTES, Manifest, ManifestId, Namespace, Page, PageKey
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class TailQuery:
-    """The prompt's int32-LE ids behind its first ``first_page`` pages."""
-
-    first_page: int
-    token_ids: bytes
-
-    def ids_from(self, num_pages: int, end_tokens: Sequence[int] = ()) -> bytes | None:
-        """Ids behind ``num_pages`` pages, up to the first of ``end_tokens``; None when they were not given."""
-        if num_pages < self.first_page:
-            return None
-        first_token = num_pages * PAGE_TOKENS
-        ends = [token - first_token for token in end_tokens if token >= first_token]
-        start = (num_pages - self.first_page) * PAGE_TOKENS * TOKEN_BYTES
-        return self.token_ids[start : start + TOKEN_BYTES * min(ends, default=len(self.token_ids))]
+_REOPEN_BYTES = 16 * 2**20
+"""Opening writes tables of what lies in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The longest restorable prefix; ``lease_id`` is None when there is none."""
+    """The longest prefix that can be restored; ``lease_id`` is None when there is none."""
 
-    pages: Sequence[Page]
-    boundary: Manifest | None
+    match: Match
     lease_id: str | None
 
 
@@ -90,19 +75,22 @@ async def open_store(
     io_threads: int = 4,
     free_bytes: Callable[[], int] | None = None,
     now_s: Callable[[], float] = time.monotonic,
+    wall_ms: Callable[[], float] = lambda: time.time() * 1_000,
 ) -> AsyncGenerator[Store]:
     """Open, recover, and close at the end. Raises DataDirectoryError.
 
-    ``free_bytes`` tells what the disk has left; ``now_s`` is the clock of leases.
+    ``free_bytes`` tells what the disk has left; ``now_s`` is the clock of leases, ``wall_ms`` that of last uses.
     """
     database = await asyncio.to_thread(Database, directory, io_threads)
     try:
         recovered = await database.run(recover, database)
-        store = Store(database, recovered, limits, free_bytes or (lambda: shutil.disk_usage(directory).free), now_s)
+        free_bytes = free_bytes or (lambda: shutil.disk_usage(directory).free)
+        limits = _within_disk(limits, database.chunk_file_bytes + free_bytes())
+        store = Store(database, recovered, limits, free_bytes, now_s, wall_ms)
         try:
             yield store
         finally:
-            await store.background.settle()
+            await store.close()
     finally:
         await asyncio.to_thread(database.close)
 
@@ -117,6 +105,7 @@ class Store:
         limits: Limits,
         free_bytes: Callable[[], int],
         now_s: Callable[[], float],
+        wall_ms: Callable[[], float],
     ) -> None:
         self.database = database
         self.limits = limits
@@ -131,37 +120,41 @@ class Store:
         self.open_writes: set[OpenWrite] = set()
         self._free_bytes = free_bytes
         self._now_s = now_s
+        self._wall_ms = wall_ms
+        self._layouts_in_use: set[bytes] = set()
+        self._reopening: asyncio.Task[None] | None = None
         metrics.CAP_BYTES.set(limits.cap_bytes)
         self._adopt(recovered)
+
+    async def close(self) -> None:
+        """Wait for all changes under way."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        await self.background.settle()
 
     def match(
         self, namespace: Namespace, keys: Sequence[PageKey], tail: TailQuery | None, extra_positions: Sequence[int] = ()
     ) -> Found:
-        """The longest prefix that can be restored, leased.
-
-        A tail is compared by ids alone, so it never reaches over an extra (``extra_positions``, tokens of the prompt).
-        """
-        pages = self.catalog.leading_pages(namespace, keys)
-        last = pages[-1].key if pages else None
-        ids = None if tail is None else tail.ids_from(len(pages), extra_positions)
-        boundary = None if ids is None else self.catalog.best_boundary(namespace, last, len(pages), ids)
+        """The longest prefix that can be restored, leased; see ``matching``."""
+        self.use_layout(namespace)
+        found = match(self.catalog, namespace, keys, tail, extra_positions)
         known = namespace if self.catalog.count_manifests(namespace) else None
-        if not pages and boundary is None:
+        if found.is_empty:
             self.counters.add("misses", known)
-            return Found((), None, None)
+            return Found(found, None)
         self.counters.add("hits", known)
-        pin = Pin(namespace, tuple(page.key for page in pages), boundary and boundary.manifest_id)
-        self.touch(pin)
+        owner = None if found.partial is None else found.partial.owner
+        read = [page.key for page in found.pages] + ([owner.key] if isinstance(owner, Page) else [])
+        manifest = owner if isinstance(owner, Manifest) else found.boundary
+        pin = Pin(namespace, tuple(read), manifest and manifest.manifest_id)
+        self.catalog.touch(namespace, pin.page_keys, pin.manifest_id, self._wall_ms())
         lease_id = self.leases.acquire(pin, self._now_s(), self.limits.lease_s)
         self._publish()
-        return Found(pages, boundary, lease_id)
+        return Found(found, lease_id)
 
-    def touch(self, pin: Pin) -> None:
-        """Mark as used: the manifest, or without one the latest that names the last page."""
-        if pin.manifest_id is not None:
-            self.catalog.touch_manifest(pin.namespace, pin.manifest_id)
-        elif pin.page_keys:
-            self.catalog.touch_page(pin.namespace, pin.page_keys[-1])
+    def use_layout(self, namespace: Namespace) -> None:
+        """Remember that somebody uses state of this layout."""
+        self._layouts_in_use.add(namespace[:LAYOUT_BYTES])
 
     def extend_lease(self, lease_id: str, duration_s: float) -> float:
         """Seconds the lease now has; 0 when it is not there."""
@@ -185,6 +178,10 @@ class Store:
     async def delete_namespace(self, namespace: Namespace) -> Removed:
         """Drop everything of a namespace."""
         return await self._delete(lambda found: found.namespace == namespace)
+
+    async def delete_layout(self, layout: bytes) -> Removed:
+        """Drop everything of all namespaces of a layout."""
+        return await self._delete(lambda found: found.namespace[:LAYOUT_BYTES] == layout)
 
     async def delete_tenant(self, tenant: str) -> Removed:
         """Drop every manifest of a tenant."""
@@ -221,13 +218,16 @@ class Store:
         self._publish()
         await self.garbage.discard(garbage, max(0, before - self.catalog.num_bytes))
 
-    async def drop_damaged(self, namespace: Namespace, page: Page | None, manifest: Manifest | None) -> None:
+    async def drop_damaged(
+        self, namespace: Namespace, page: Page | None, manifest: Manifest | None, generation: int
+    ) -> None:
         """Forget a damaged page or terminal state, unless it has been replaced since it was read. Never raises.
 
-        Manifests that name a bad page keep the pages before it: those are still right.
+        Manifests that name a bad page keep the pages before it: those are still right. ``generation`` is the
+        database's at the time of the read: what looked bad in one that was closed since may be whole.
         """
         try:
-            await self.background.shielded(self._drop_damaged(namespace, page, manifest))
+            await self.background.shielded(self._drop_damaged(namespace, page, manifest, generation))
         except KvstoreError as error:
             _log.warning("could not drop damaged state: %s", error)
 
@@ -235,11 +235,16 @@ class Store:
         return await self.background.shielded(self._delete_now(is_meant))
 
     async def _delete_now(self, is_meant: _Meant) -> Removed:
+        if self.database.failure is not None:
+            await self._reopen()
         async with self.lock:
             for write in filter(is_meant, self.open_writes):
                 write.is_revoked = True
-            victims = [entry.manifest for entry in self.catalog.entries() if is_meant(entry.manifest)]
-            return await self._drop(victims) if victims else Removed()
+            cuts: dict[Namespace, dict[ManifestId, Manifest | None]] = {}
+            for entry in self.catalog.entries():
+                if is_meant(entry.manifest):
+                    cuts.setdefault(entry.manifest.namespace, {})[entry.manifest.manifest_id] = None
+            return await self._cut(cuts) if cuts else Removed()
 
     async def _evict(self, num_bytes: int) -> None:
         async with self.lock:
@@ -248,27 +253,33 @@ class Store:
                 return
             self.leases.expire(self._now_s())
             # A little more than asked for, so that a full store doesn't evict at every chunk.
-            victims = choose_victims(self.catalog, self.pins, excess + self.limits.cap_bytes // 64)
-            if victims is None:
-                victims = choose_victims(self.catalog, self.pins, excess)
-            if victims is None:
+            cuts = self._choose(excess + self.limits.cap_bytes // 64) or self._choose(excess)
+            if cuts is None:
                 raise NoSpaceError("no room under the byte cap: the rest is in use", retry_after_s=_RETRY_S)
-            await self._drop(victims)
-            for victim in victims:
-                self.counters.add("evictions", victim.namespace)
+            await self._cut(cuts)
+            for namespace, manifests in cuts.items():
+                self.counters.add("evictions", namespace, len(manifests))
 
-    async def _drop(self, victims: Sequence[Manifest]) -> Removed:
-        by_namespace: dict[Namespace, dict[ManifestId, Manifest | None]] = {}
-        for victim in victims:
-            by_namespace.setdefault(victim.namespace, {})[victim.manifest_id] = None
-        changes = [self.catalog.plan(namespace, dropped) for namespace, dropped in by_namespace.items()]
+    def _choose(self, num_bytes: int) -> Cuts | None:
+        in_use = self._layouts_in_use
+        return choose_cuts(
+            self.catalog, self.pins, num_bytes, self._wall_ms(), lambda namespace: namespace[:LAYOUT_BYTES] in in_use
+        )
+
+    async def _cut(self, cuts: Cuts) -> Removed:
+        changes = [self.catalog.plan(namespace, manifests) for namespace, manifests in cuts.items()]
         before = self.catalog.num_bytes
         await self.write_changes(changes)
+        num_manifests = sum(len(change.drop_manifests) for change in changes)
         num_pages = sum(len(change.drop_pages) for change in changes)
-        return Removed(len(victims), num_pages, before - self.catalog.num_bytes)
+        return Removed(num_manifests, num_pages, before - self.catalog.num_bytes)
 
-    async def _drop_damaged(self, namespace: Namespace, page: Page | None, manifest: Manifest | None) -> None:
+    async def _drop_damaged(
+        self, namespace: Namespace, page: Page | None, manifest: Manifest | None, generation: int
+    ) -> None:
         async with self.lock:
+            if self.database.generation != generation:
+                return
             left: dict[ManifestId, Manifest | None] = {}
             if page is not None and self.catalog.page(namespace, page.key) == page:
                 for found in self.catalog.manifests_of_page(namespace, page.key):
@@ -280,16 +291,32 @@ class Store:
                 await self.write_changes([self.catalog.plan(namespace, left)])
 
     async def _reopen(self) -> None:
+        """Bring the database back to writing. Raises NoSpaceError while it cannot be opened for want of space."""
         async with self.lock:
             if self.database.failure is None:
                 return
+            # Opening writes; until it can, the failed database still reads.
+            if self._free_bytes() < _REOPEN_BYTES:
+                raise NoSpaceError("the disk is full", retry_after_s=_RETRY_S)
             _log.warning("reopening the database: %s", self.database.failure)
 
             def reopen() -> Recovered:
                 self.database.reopen()
                 return recover(self.database)
 
-            self._adopt(await self.database.run(reopen))
+            try:
+                self._adopt(await self.database.run(reopen))
+            except DatabaseError:
+                # Now it does not even read: whoever comes next tries again, and so does this.
+                if self._reopening is None or self._reopening.done():
+                    self._reopening = asyncio.create_task(self._keep_reopening())
+                raise
+
+    async def _keep_reopening(self) -> None:
+        while self.database.failure is not None:
+            await asyncio.sleep(_RETRY_S)
+            with suppress(KvstoreError):
+                await self._reopen()
 
     def _adopt(self, recovered: Recovered) -> None:
         self.catalog = recovered.catalog
@@ -311,3 +338,12 @@ class Store:
         metrics.PAGES.set(self.catalog.count_pages(None))
         metrics.MANIFESTS.set(self.catalog.count_manifests(None))
         metrics.LEASES.set(self.leases.count(None))
+
+
+def _within_disk(limits: Limits, disk_bytes: int) -> Limits:
+    """A cap that the disk can hold: above it nothing would ever be evicted, and nothing new be written."""
+    room = max(0, disk_bytes - limits.disk_reserve_bytes) * 9 // 10
+    if limits.cap_bytes <= room:
+        return limits
+    _log.warning("the disk has room for %d bytes, fewer than the cap of %d", room, limits.cap_bytes)
+    return replace(limits, cap_bytes=room)

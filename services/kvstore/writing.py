@@ -43,7 +43,11 @@ class WriteSession:
         header.check(PAGE_TOKENS)
         if len(store.open_writes) >= store.limits.max_writers:
             raise TooManyWritersError(f"{len(store.open_writes)} Writes are open", retry_after_s=1.0)
+        store.use_layout(header.namespace)
         keys = header.page_keys
+        misplaced = store.catalog.first_misplaced(header.namespace, keys)
+        if misplaced is not None:
+            raise FormatDiffersError(f"page {misplaced}: stored behind another page than the one before it here")
         missing = {key: i for i, key in enumerate(keys) if store.catalog.page(header.namespace, key) is None}
         self.needed = list(missing.values())
         self._store = store
@@ -119,6 +123,8 @@ class WriteSession:
                     return self._dropped(f"page {index} is neither present nor sent")
                 if stored is not None and key in sent:
                     _check_equal(index, sent[key], stored)
+            if (misplaced := store.catalog.first_misplaced(header.namespace, header.page_keys)) is not None:
+                return self._dropped(f"page {misplaced} has meanwhile been stored behind another page")
             new = [page for page in pages if store.catalog.page(header.namespace, page.key) is None]
             changed: dict[ManifestId, Manifest | None] = {manifest.manifest_id: manifest}
             if header.is_head and header.parent_id not in (None, header.manifest_id):
@@ -185,5 +191,5 @@ class WriteSession:
 
 
 def _check_equal(index: int, sent: Page, stored: Page) -> None:
-    if sent.token_digest != stored.token_digest or sent.blob.totals() != stored.blob.totals():
+    if sent.token_ids != stored.token_ids or sent.blob.totals() != stored.blob.totals():
         raise FormatDiffersError(f"page {index}: other ids or sizes are stored under its key")

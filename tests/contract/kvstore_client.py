@@ -129,6 +129,17 @@ class Restored:
     skipped: list[tuple[int, str]] = field(default_factory=list)
     order: list[tuple[bytes, int]] = field(default_factory=list)
 
+    def add(self, part: snapshot_pb2.Chunk, data: bytes) -> None:
+        assert crc32c(data) == part.crc32c
+        owner = part.page_key or part.WhichOneof("owner").encode()
+        place = (owner, part.layer, part.channel)
+        assert len(self.channels.get(place, b"")) == part.offset
+        assert part.HasField("token_ids") == (place[1:] == (0, 0) and part.offset == 0 and owner != b"boundary")
+        self.channels[place] = self.channels.get(place, b"") + data
+        self.order.append((owner, part.layer))
+        if part.HasField("token_ids"):
+            self.token_ids[owner] = part.token_ids
+
 
 class Client:
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -169,19 +180,10 @@ class Client:
         )
         restored = Restored()
         async for response in self.snapshots.Read(request):
+            for part in response.chunks:
+                restored.add(part, part.data)
             if response.HasField("skipped"):
                 restored.skipped.append((response.skipped.first_page, response.skipped.reason))
-                continue
-            part = response.chunk
-            assert crc32c(part.data) == part.crc32c
-            owner = part.page_key or part.WhichOneof("owner").encode()
-            place = (owner, part.layer, part.channel)
-            assert len(restored.channels.get(place, b"")) == part.offset
-            assert part.HasField("token_ids") == (place[1:] == (0, 0) and part.offset == 0 and owner != b"boundary")
-            restored.channels[place] = restored.channels.get(place, b"") + part.data
-            restored.order.append((owner, part.layer))
-            if part.HasField("token_ids"):
-                restored.token_ids[owner] = part.token_ids
         return restored
 
     async def stats(self, **request: Any) -> snapshot_pb2.StatsResponse:

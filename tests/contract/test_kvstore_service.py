@@ -277,7 +277,7 @@ async def test_superseded_states_go_first_and_shared_pages_stay(tmp_path: Path) 
 
 
 async def test_least_recently_used_goes_first_and_the_cap_holds(tmp_path: Path) -> None:
-    states = [state(300, seed, channel_bytes=1_000) for seed in range(8)]
+    states = [state(511, seed, channel_bytes=1_000) for seed in range(8)]
     async with serving(tmp_path / "probe") as client:
         await client.write(states[0])
         size = (await client.stats()).bytes
@@ -286,8 +286,9 @@ async def test_least_recently_used_goes_first_and_the_cap_holds(tmp_path: Path) 
             await client.write(written)
         assert await client.full_hit(states[0])
         await client.write(states[3])
-        assert (await client.match(states[1])).pages_present == 0
+        assert not await client.full_hit(states[1])
         assert await client.full_hit(states[0])
+        assert await client.full_hit(states[3])
         for written in states[4:]:
             assert (await client.write(written)).stored
             assert (await client.stats()).bytes <= 3.5 * size
@@ -312,7 +313,8 @@ async def test_leased_state_is_never_evicted_and_the_writer_is_told(tmp_path: Pa
         assert await client.lease(lease_id="unknown", extend_ms=1_000) == 0
         assert (await client.stats()).leases == 0
         assert (await client.write(two)).stored
-        assert (await client.match(one)).pages_present == 0
+        assert await client.full_hit(two)
+        assert not await client.full_hit(one)
 
 
 async def test_lease_expires_by_itself(tmp_path: Path) -> None:
@@ -472,3 +474,69 @@ async def test_chunk_of_a_page_that_is_there_already_is_refused(client: Client) 
     await call.write(snapshot_pb2.WriteRequest(chunk=next(written.chunks([0]))))
     with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
         await call.read()
+
+
+async def test_exact_repeat_finds_the_page_it_ends_in(client: Client) -> None:
+    written = state(700)
+    await client.write(written)
+    # A prompt that ends inside the second page: its key is not among the prompt's.
+    ids_ = written.token_ids[: 400 * 4]
+    tail = snapshot_pb2.TailQuery(first_page=0, token_ids=ids_)
+    found = await client.match(written, page_keys=written.page_keys[:1], tail=tail)
+    assert (found.pages_present, found.HasField("boundary")) == (1, False)
+    assert (found.partial.page_key, found.partial.tokens) == (written.page_keys[1], 400 - 256)
+    assert found.partial.token_ids == written.page_ids(1)
+    restored = await client.read(written, tail=False, lease_id=found.lease_id)
+    assert restored.token_ids[written.page_keys[1]] == written.page_ids(1)
+
+
+async def test_prompt_that_forks_inside_a_tail_finds_the_tokens_before(client: Client) -> None:
+    written = state(300)
+    await client.write(written)
+    prompt = written.token_ids[: 280 * 4] + ids(50, 99)
+    tail = snapshot_pb2.TailQuery(first_page=0, token_ids=prompt)
+    found = await client.match(written, tail=tail)
+    assert not found.HasField("boundary")
+    assert (found.partial.manifest_id, found.partial.tokens) == (written.manifest_id, 24)
+    assert found.partial.token_ids == written.tail_ids
+    tail = snapshot_pb2.TailQuery(first_page=0, token_ids=written.token_ids[: 256 * 4] + ids(50, 99))
+    assert not (await client.match(written, tail=tail)).HasField("partial")
+
+
+async def test_partial_is_told_only_where_it_reaches_beyond_the_boundary(client: Client) -> None:
+    short, long = state(280), state(280).then(100, 5)
+    await client.write(short)
+    await client.write(long)
+    tail = snapshot_pb2.TailQuery(first_page=0, token_ids=long.token_ids[: 300 * 4])
+    found = await client.match(long, page_keys=long.page_keys, tail=tail)
+    assert (found.boundary.tokens, found.partial.tokens) == (280, 300 - 256)
+    exact = await client.match(short)
+    assert (exact.boundary.tokens, exact.HasField("partial")) == (280, False)
+
+
+async def test_layers_are_read_alone(client: Client) -> None:
+    written = state(600)
+    await client.write(written)
+    request = snapshot_pb2.ReadRequest(
+        namespace=written.namespace,
+        page_keys=written.page_keys,
+        layer_order=snapshot_pb2.LAYER_ORDER_LAYER_MAJOR,
+        layers=snapshot_pb2.LayerRange(first=1, count=1),
+    )
+    chunks = [chunk async for response in client.snapshots.Read(request) for chunk in response.chunks]
+    assert {(chunk.page_key, chunk.layer) for chunk in chunks} == {(key, 1) for key in written.page_keys}
+    request.layers.count = 0
+    with pytest.raises(grpc.aio.AioRpcError, match=r"layers\.count"):
+        await client.snapshots.Read(request).read()
+
+
+async def test_page_behind_another_page_than_stored_is_refused(client: Client) -> None:
+    written = state(600)
+    await client.write(written)
+    header = written.header()
+    header.page_keys[:] = header.page_keys[::-1]
+    call = client.snapshots.Write()
+    await call.write(snapshot_pb2.WriteRequest(header=header))
+    with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION"):
+        await call.read()
+    assert await client.full_hit(written)

@@ -106,6 +106,9 @@ def test_namespaces_differ_in_each_field() -> None:
     assert len(found) == 1 + len(NAMESPACE)
     assert {len(value) for value in found} == {32}
     assert namespace() == namespace()
+    layouts = {value[:16] for value in found}
+    assert len(layouts) == len(NAMESPACE), "all but the scope make the layout"
+    assert namespace(cache_scope="other")[:16] == namespace()[:16]
 
 
 def test_neighbouring_fields_of_a_namespace_do_not_run_together() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.kvstore.state import Blob, BlobId, Manifest, ManifestId, Namespace, Page, PageKey, Span, token_digest
+from services.kvstore.state import Blob, BlobId, Manifest, ManifestId, Namespace, Page, PageKey, Span
 
 NAMESPACE = Namespace(bytes(range(32)))
 _SPANS = (Span(0, 0, 0, 5), Span(0, 0, 5, 2), Span(0, 1, 0, 3), Span(1, 0, 0, 7))
@@ -16,7 +16,7 @@ def name(text: str) -> bytes:
 
 def page(text: str, index: int = 0, namespace: Namespace = NAMESPACE) -> Page:
     blob = Blob(BlobId(name(f"blob {text}")), _SPANS)
-    return Page(namespace, PageKey(name(text)), 256 * index, 256, token_digest(b"ids"), blob)
+    return Page(namespace, PageKey(name(text)), 256 * index, name(text) * 64, blob)
 
 
 def manifest(text: str, pages: str = "", tail: bytes = b"", namespace: Namespace = NAMESPACE) -> Manifest:

@@ -73,8 +73,8 @@ def test_golden_bytes_of_a_chunk() -> None:
 def test_golden_bytes_of_a_page_row() -> None:
     only = replace(page("a", 1), blob=Blob(BlobId(name("blob")), (Span(0, 0, 0, 5),)))
     expected = (
-        "46507067" "0100" "0000" "70000000"
-        + _N + name("a").hex() + "00010000" "00010000" + only.token_digest.hex()
+        "46507067" "0100" "0000" "60040000"
+        + _N + name("a").hex() + "00010000" "00010000" + name("a").hex() * 64
         + name("blob").hex() + "01000000" "00000000" "00000000" "0000000000000000" "05000000"
     )  # fmt: skip
     assert encode_page(only)[:-4].hex() == expected
