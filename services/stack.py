@@ -76,8 +76,10 @@ class Replica:
     flags: tuple[str, ...]
 
 
-def lay_out(settings: UpSettings, *, data_dir: Path, model_dir: Path, run_dir: Path) -> list[list[Replica]]:
-    """The stack's replicas, grouped in the order in which they stop.
+def lay_out(
+    settings: UpSettings, *, data_dir: Path, model_dir: Path, run_dir: Path, memory_dir: Path | None = None
+) -> list[list[Replica]]:
+    """The stack's replicas, grouped in the order in which they stop. ``memory_dir`` is a folder in memory.
 
     Whoever sends to a neighbour stops before it, so what an engine still has to store reaches the kvstore.
     """
@@ -98,13 +100,17 @@ def lay_out(settings: UpSettings, *, data_dir: Path, model_dir: Path, run_dir: P
     def sized(flag: str, size_bytes: int | None) -> list[str]:
         return [] if size_bytes is None else [flag, str(size_bytes)]
 
+    memory = [] if memory_dir is None else ["--shared-memory-dir", str(memory_dir)]
     kvstore = replica(
-        "kvstore", "kvstore", "--data-dir", str(data_dir / "kvstore"), *sized("--ssd-bytes", settings.ssd_bytes)
+        *("kvstore", "kvstore", "--data-dir", str(data_dir / "kvstore")),
+        *sized("--ssd-bytes", settings.ssd_bytes),
+        *memory,
     )
     model = ["--model", str(model_dir)]
     vram = sized("--vram-bytes", settings.vram_bytes)
     engines = [
-        replica("engine", f"engine-{i}", *model, "--kvstore", kvstore.address, *vram) for i in range(settings.engines)
+        replica("engine", f"engine-{i}", *model, "--kvstore", kvstore.address, *vram, *memory)
+        for i in range(settings.engines)
     ]
     tokenizers = [
         replica(

@@ -30,6 +30,7 @@ from services.engine.config import EngineConfig
 from services.gateway import tls
 from services.gateway.config import GatewaySettings
 from services.kvstore.config import Config as KvstoreConfig
+from services.memory_dir import memory_dir
 from services.models.errors import ModelError
 from services.models.progress import ProgressLines
 from services.models.store import resolve
@@ -62,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _locked(data_dir) as lock_fd:
             stack.ensure_capsule_keys(data_dir)
             model_dir = resolve(config.model, progress=ProgressLines())
-            with tempfile.TemporaryDirectory(
-                prefix="fencepost-", dir=_socket_root(), ignore_cleanup_errors=True
-            ) as run:
-                replicas = stack.lay_out(config, data_dir=data_dir, model_dir=model_dir, run_dir=Path(run))
+            with (
+                tempfile.TemporaryDirectory(prefix="fencepost-", dir=_socket_root(), ignore_cleanup_errors=True) as run,
+                memory_dir(data_dir, config.engines) as memory,
+            ):
+                replicas = stack.lay_out(
+                    config, data_dir=data_dir, model_dir=model_dir, run_dir=Path(run), memory_dir=memory
+                )
                 return 0 if asyncio.run(_run(config, gateway, replicas, data_dir, lock_fd)) else 1
     except (SettingsError, SettingsRefusedError) as error:
         return fail("up", error, 2)

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import grpc.aio
 import numpy as np
@@ -21,15 +23,23 @@ from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
 from services.engine.errors import ModelUnusable
 from services.engine.prefix_tree import PrefixTree
+from services.engine.restore_cost import PrefillCost
 from services.engine.runtime import Batch, ModelLoadError, PagedRuntime, Row, load_model
 from services.engine.runtime.probe import probe
 from services.engine.scheduler import EndRules, Scheduler
+from services.engine.seen_pages import SeenPages
+from services.engine.sequence import Sequence
 from services.engine.servicer import EngineServicer, ModelFacts
+from services.engine.snapshot_writer import SnapshotWriter
 from services.engine.ssd_tier import ModelIdentity, SsdTier
+from services.engine.staging import Staging
 from services.engine.store_client import StoreClient
-from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
+from services.identity import PAGE_TOKENS, page_key_secret, page_keys, tokenizer_fingerprint, weights_fingerprint
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
+_WARM_UP_TOKENS = 128
+_REST_PER_WORK = 2.0
+"""While requests run, reading and writing state rests this long for each second of work, so that decoding goes on."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,10 +49,11 @@ class _Loaded:
     vocabulary: Vocabulary
     identity: ModelIdentity
     context_tokens: int
+    prefill_cost: PrefillCost
 
 
 @asynccontextmanager
-async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
+async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator[list[str]]:
     """Load the model, start the step loop and register the servicer; drains pending writes on the way out.
 
     Raises ModelUnusable naming the file or setting.
@@ -52,29 +63,51 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
     pool = BlockPool(runtime.num_blocks)
     tree = PrefixTree(config.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
     rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
-    scheduler = Scheduler(
-        CacheManager(pool, tree), rules, step_tokens=config.step_tokens, max_running=config.max_running
-    )
-    client = StoreClient(config.kvstore) if config.kvstore else None
-    with ThreadPoolExecutor(1, "compute") as compute, ThreadPoolExecutor(1, "state") as copying:
-        tier = None
-        if client is not None:
-            tier = SsdTier(
+    seen = SeenPages()
+    keys = partial(_page_keys, loaded.identity.tokenizer_fingerprint)
+    async with AsyncExitStack() as stack:
+        compute = stack.enter_context(ThreadPoolExecutor(1, "compute"))
+        tier, client, copying = None, None, stack.enter_context(ThreadPoolExecutor(1, "state"))
+        if config.kvstore:
+            client = StoreClient(config.kvstore)
+            stack.push_async_callback(client.close)
+            tier = _tier(config, loaded, client, copying, pause=lambda worked_s: pause(worked_s))
+            stack.push_async_callback(tier.close)
+        scheduler = Scheduler(
+            CacheManager(pool, tree),
+            rules,
+            step_tokens=config.step_tokens,
+            max_running=config.max_running,
+            is_worth_restoring=(lambda resident, stored: True) if tier is None else tier.is_worth_restoring,
+            was_cached=lambda sequence, at_token: _was_cached(seen, keys, sequence, at_token),
+        )
+
+        def pause(worked_s: float) -> float:
+            return _REST_PER_WORK * worked_s if scheduler.running else 0.0
+
+        writer = None
+        if tier is not None and client is not None:
+            writer = SnapshotWriter(
+                tier,
                 client,
                 runtime,
-                loaded.identity,
+                tree,
                 copying,
-                min_restore_tokens=config.min_restore_tokens,
-                restore_timeout_s=config.restore_timeout_s,
+                on_turn=config.write_policy == "turn",
+                max_pending=config.max_pending_writes,
+                pause=pause,
             )
         core = EngineCore(
             runtime,
             scheduler,
             tier,
+            writer,
             compute,
+            loaded.prefill_cost,
+            page_keys=keys,
+            seen=seen,
             context_tokens=loaded.context_tokens,
             max_waiting=config.max_waiting,
-            max_pending_writes=config.max_pending_writes,
         )
         # The stubs call methods abstract that the generated base answers with UNIMPLEMENTED.
         servicer = EngineServicer(core, _facts(config, loaded))  # pyright: ignore[reportAbstractUsage]
@@ -86,8 +119,44 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
                 await core.drain(config.grace_s)
             finally:
                 loop.cancel()
-    if client is not None:
-        await client.close()
+
+
+def _tier(
+    config: EngineConfig,
+    loaded: _Loaded,
+    client: StoreClient,
+    executor: ThreadPoolExecutor,
+    pause: Callable[[float], float],
+) -> SsdTier:
+    """Raises ModelUnusable where the folder of shared memory cannot be used."""
+    staging = None
+    if config.shared_memory_dir:
+        try:
+            staging = Staging(Path(config.shared_memory_dir), config.staging_bytes)
+        except OSError as error:
+            raise ModelUnusable(f"--shared-memory-dir {config.shared_memory_dir}: {error.strerror}") from None
+    return SsdTier(
+        client,
+        loaded.runtime,
+        loaded.identity,
+        executor,
+        loaded.prefill_cost,
+        staging=staging,
+        min_restore_tokens=config.min_restore_tokens,
+        restore_timeout_s=config.restore_timeout_s,
+        always_restore=config.restore == "always",
+        pause=pause,
+    )
+
+
+def _page_keys(fingerprint: str, cache_scope: str, token_ids: bytes) -> list[bytes]:
+    return page_keys(page_key_secret(cache_scope, fingerprint), token_ids)
+
+
+def _was_cached(seen: SeenPages, keys: Callable[[str, bytes], list[bytes]], sequence: Sequence, at_token: int) -> bool:
+    """Whether the page that token ``at_token`` lies in, or one behind it, was cached once."""
+    request = sequence.request
+    return any(key in seen for key in keys(request.cache_scope, request.token_ids)[at_token // PAGE_TOKENS :])
 
 
 def _load(config: EngineConfig) -> _Loaded:
@@ -116,7 +185,7 @@ def _load(config: EngineConfig) -> _Loaded:
     context_tokens = min(runtime.context_tokens, num_blocks * config.block_tokens)
     if context_tokens < runtime.context_tokens:
         _log.warning("--vram-bytes holds %d tokens, fewer than the model's context", context_tokens)
-    _warm_up(runtime)
+    prefill_cost = PrefillCost(_warm_up(runtime))
     _log.info(
         "loaded %s in %.1f s: %d blocks of %d tokens, %.2f GiB of state",
         config.model.name,
@@ -125,13 +194,21 @@ def _load(config: EngineConfig) -> _Loaded:
         config.block_tokens,
         runtime.allocated_bytes / 2**30,
     )
-    return _Loaded(runtime, vocabulary, identity, context_tokens)
+    return _Loaded(runtime, vocabulary, identity, context_tokens, prefill_cost)
 
 
-def _warm_up(runtime: PagedRuntime) -> None:
-    """Make the first request as fast as the second: libraries choose their kernels at first use."""
-    row = Row(token_ids=np.zeros(runtime.block_tokens, dtype=np.int32), start=0, block_ids=(0,), wants_logits=True)
+def _warm_up(runtime: PagedRuntime) -> float:
+    """Make the first request as fast as the second: libraries choose their kernels at first use.
+
+    Seconds that a token of a prompt took, the second time.
+    """
+    blocks = range(min(runtime.num_blocks, max(1, _WARM_UP_TOKENS // runtime.block_tokens)))
+    num_tokens = min(len(blocks) * runtime.block_tokens, runtime.context_tokens)
+    row = Row(token_ids=np.zeros(num_tokens, dtype=np.int32), start=0, block_ids=blocks, wants_logits=True)
     runtime.forward(Batch((row,)))
+    started_s = time.monotonic()
+    runtime.forward(Batch((row,)))
+    return (time.monotonic() - started_s) / num_tokens
 
 
 def _spelling(vocabulary: Vocabulary) -> Callable[[int], bytes]:

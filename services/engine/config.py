@@ -27,6 +27,16 @@ class EngineConfig(ServerSettings):
     max_waiting: int = setting(256, help="requests that may wait; more are refused", minimum=1)
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
+    restore: str = setting(
+        "cost", help="read stored state when that is sooner than computing it, or always", choices=("cost", "always")
+    )
+    write_policy: str = setting(
+        "turn", help="store a state when its turn ends, or when its blocks are evicted", choices=("turn", "evict")
+    )
+    shared_memory_dir: str = setting(
+        "", help="folder in memory, shared with a kvstore of this host: state is read through it; empty: off", parse=str
+    )
+    staging_bytes: int = setting(64 * 2**20, help="memory in that folder", parse=byte_size, minimum=2**20)
     max_pending_writes: int = setting(
         16, help="terminal states that may wait to be stored; more are dropped", minimum=1
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,12 +22,15 @@ from prometheus_client import Counter, Gauge
 from services.engine.blocks import num_runs
 from services.engine.cache_manager import PoolUse
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
-from services.engine.prefix_tree import Node
-from services.engine.request import Event, Failed, Finished, Request, Sampled
+from services.engine.request import Event, Failed, Finished, Request, Sampled, Tier
+from services.engine.restore_cost import PrefillCost
 from services.engine.runner import run, work_of
+from services.engine.runtime.gate import LayersMissing
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.scheduler import Plan, Scheduler, Terminal
+from services.engine.seen_pages import SeenPages
 from services.engine.sequence import Sequence, State
+from services.engine.snapshot_writer import SnapshotWriter, Unsaved
 from services.engine.ssd_tier import SsdTier, StoredHit
 
 _MEASURE_EVERY_S = 0.5
@@ -37,6 +40,14 @@ _BLOCKS = Gauge("fencepost_engine_blocks", "Device blocks by use.", ["use"])
 _SEQUENCES = Gauge("fencepost_engine_sequences", "Requests by state.", ["state"])
 _RUNS = Gauge("fencepost_engine_runs_per_sequence", "Mean stretches of consecutive blocks of a running request.")
 _BELT_AGE = Gauge("fencepost_engine_belt_age_seconds", "Age of the cached block that would be evicted next.")
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush removed."""
+
+    blocks: int
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +64,6 @@ class Load:
     pending_writes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A terminal state on its way to the store; ``node`` is pinned until it is there or dropped."""
-
-    request: Request
-    token_ids: bytes
-    node: Node
-
-
 class EngineCore:
     """Runs one model. ``run`` must be running for requests to make progress."""
 
@@ -70,29 +72,35 @@ class EngineCore:
         runtime: PagedRuntime,
         scheduler: Scheduler,
         tier: SsdTier | None,
+        writer: SnapshotWriter | None,
         compute: ThreadPoolExecutor,
+        prefill_cost: PrefillCost,
         *,
+        page_keys: Callable[[str, bytes], list[bytes]],
+        seen: SeenPages,
         context_tokens: int,
         max_waiting: int,
-        max_pending_writes: int,
     ) -> None:
         self._runtime = runtime
         self._scheduler = scheduler
         self._cache = scheduler.cache
         self._tier = tier
+        self._writer = writer
         self._compute = compute
+        self._prefill_cost = prefill_cost
+        self._page_keys = page_keys
+        self._seen = seen
         self.context_tokens = context_tokens
         self._max_waiting = max_waiting
         self._wake = asyncio.Event()
+        if writer is not None:
+            writer.on_unpinned = self._wake.set
         self._is_draining = False
         self._tokens_per_s = 100.0
         self._measured_s = 0.0
         self._lookups = 0  # choices whose stored state is being looked up
         self._hits: dict[Sequence, StoredHit] = {}
         self._restores: dict[Sequence, asyncio.Task[None]] = {}
-        self._max_pending_writes = max_pending_writes
-        self._writes: asyncio.Queue[_Write] = asyncio.Queue()
-        self._num_writing = 0  # queued and under way
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncGenerator[AsyncIterator[list[Event]]]:
@@ -115,8 +123,8 @@ class EngineCore:
         """Step until cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            if self._tier is not None:
-                tasks.create_task(self._write_all(self._tier))
+            if self._writer is not None:
+                tasks.create_task(self._writer.run())
             while True:
                 # Cleared before the look at the queues, so that nothing that comes during the look is slept through.
                 self._wake.clear()
@@ -131,20 +139,54 @@ class EngineCore:
                 started_s = time.monotonic()
                 try:
                     sampled = await loop.run_in_executor(self._compute, run, self._runtime, work_of(plan))
+                except LayersMissing as error:
+                    self._begin_again(plan, error)
+                    continue
                 except Exception:  # noqa: BLE001 - fails the requests of this step, not the engine
                     _log.exception("a step failed")
+                    await self._settled(plan)
                     self._scheduler.fail(plan, "the model failed; the engine's log has the details")
                     continue
-                self._committed(plan, sampled, time.monotonic() - started_s)
+                if await self._settled(plan):
+                    self._committed(plan, sampled, time.monotonic() - started_s)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait until all pending writes are stored, or the time is over."""
         self._is_draining = True
+        if self._writer is None:
+            return
         try:
             async with asyncio.timeout(timeout_s):
-                await self._writes.join()
+                await self._writer.drain()
         except TimeoutError:
-            _log.warning("%d terminal states were not stored before the end", self._num_writing)
+            _log.warning("%d terminal states were not stored before the end", self._writer.num_pending)
+
+    async def flush(
+        self, cache_scopes: Collection[str], namespaces: Collection[bytes], tiers: Collection[Tier]
+    ) -> Flushed:
+        """Empty tiers of scopes and namespaces; of everything where none is named.
+
+        No request is served from what is removed once this has returned. What runs goes on with the state it has, which
+        is neither reused nor stored. Raises StoreUnavailable; what was removed before stays removed.
+        """
+        is_all = not cache_scopes and not namespaces
+        scopes = {scope for scope in self._cache.tree.scopes() if is_all or scope in cache_scopes}
+        if self._tier is not None and namespaces:
+            scopes |= {scope for scope in self._cache.tree.scopes() if self._tier.namespace(scope) in namespaces}
+        num_blocks = 0
+        if Tier.VRAM in tiers:
+            num_blocks = self._cache.tree.flush(scopes)
+            self._scheduler.move_to_roots(scopes)
+            self._seen.clear()
+        stored_bytes = 0
+        if Tier.SSD in tiers and self._tier is not None:
+            if self._writer is not None:
+                self._writer.forget(() if is_all else scopes | set(cache_scopes))
+            for sequence in [s for s in self._hits if s.state is State.WAITING and s.request.cache_scope in scopes]:
+                sequence.stored_tokens = 0
+                self._tier.release_soon(self._hits.pop(sequence))
+            stored_bytes = await self._tier.delete(cache_scopes, namespaces)
+        return Flushed(num_blocks, stored_bytes)
 
     def load(self) -> Load:
         """The load now."""
@@ -157,7 +199,7 @@ class EngineCore:
             belt_age_s=None if oldest is None else time.monotonic() - oldest,
             is_draining=self._is_draining,
             leases=0 if self._tier is None else self._tier.num_leases,
-            pending_writes=self._num_writing,
+            pending_writes=0 if self._writer is None else self._writer.num_pending,
         )
 
     async def _submit(self, request: Request) -> Sequence:
@@ -182,12 +224,13 @@ class EngineCore:
             self._lookups += choices
             try:
                 resident = self._cache.match(sequence).num_tokens(self._cache.block_tokens)
-                hit = await self._tier.lookup(request, resident)
+                found = await self._tier.lookup(request, resident)
             finally:
                 self._lookups -= choices
-            if hit is not None:
-                self._hits[sequence] = hit
-                sequence.stored_tokens = hit.num_tokens
+            sequence.stored_is_short = found.is_short
+            if found.hit is not None:
+                self._hits[sequence] = found.hit
+                sequence.stored_tokens = found.hit.num_tokens
         self._scheduler.add(sequence)
         self._wake.set()
         return sequence
@@ -198,60 +241,66 @@ class EngineCore:
 
     async def _restore(self, sequence: Sequence) -> None:
         assert self._tier is not None
-        hit = self._hits.pop(sequence)
+        assert sequence.gate is not None
+        hit, gate = self._hits.pop(sequence), sequence.gate
+        gate.on_open = self._wake.set
         resident = sequence.num_computed
         in_place = resident
         try:
-            in_place = await self._tier.restore(sequence.request, hit, tuple(sequence.block_ids), resident)
+            in_place = await self._tier.restore(sequence.request, hit, tuple(sequence.block_ids), resident, gate)
         except asyncio.CancelledError:
             if not sequence.is_cancelled:
                 raise
         except Exception:  # noqa: BLE001 - a restore may fall short, it may not end the engine
             _log.exception("a restore failed")
         finally:
+            gate.fail()
             del self._restores[sequence]
             self._scheduler.restored(sequence, in_place)
             self._wake.set()
 
-    async def _write_all(self, tier: SsdTier) -> None:
-        while True:
-            write = await self._writes.get()
-            try:
-                blocks = [node.block_id for node in self._cache.tree.path(write.node)]
-                await tier.persist(write.request, write.token_ids, blocks)
-            except Exception:  # noqa: BLE001 - a write may be lost, it may not end the engine
-                _log.exception("a write failed")
-            finally:
-                self._cache.tree.unpin(write.node)
-                self._num_writing -= 1
-                self._writes.task_done()
-                self._wake.set()
+    async def _settled(self, plan: Plan) -> bool:
+        """Wait for the end of the restore that a step was computed along with; whether the step may be kept."""
+        sequence = plan.restoring
+        if sequence is None:
+            return True
+        if (task := self._restores.get(sequence)) is not None:
+            await asyncio.wait((task,))
+        return sequence.num_computed == sequence.stored_tokens
+
+    def _begin_again(self, plan: Plan, error: LayersMissing) -> None:
+        """A step outran its restore: nothing of it is kept, and its sequence waits for the whole restore."""
+        assert plan.restoring is not None
+        _log.info("computing along with a restore: %s", error)
+        plan.restoring.gate = None
 
     def _committed(self, plan: Plan, sampled: list[Sampled], seconds: float) -> None:
         num_tokens = sum(row.num_tokens for row in plan.rows)
         _COMPUTED.inc(num_tokens)
         self._tokens_per_s += 0.1 * (num_tokens / max(seconds, 1e-6) - self._tokens_per_s)
+        if plan.restoring is None:
+            positions = sum(row.num_tokens * (2 * row.start + row.num_tokens - 1) // 2 for row in plan.rows)
+            self._prefill_cost.observe(num_tokens, positions, seconds)
         for terminal in self._scheduler.commit(plan, sampled):
             self._offer(terminal)
+        if self._writer is not None:
+            self._writer.press(self._cache.pool.num_free, self._cache.pool.num_blocks)
         if time.monotonic() - self._measured_s > _MEASURE_EVERY_S:
             self._measure()
 
     def _offer(self, terminal: Terminal) -> None:
-        """Queue a terminal state for the store; dropped when too many wait.
+        """Hand a terminal state to the writer.
 
         Of several choices only the first: a conversation goes on from one, and the prompt is the same.
         """
-        request = terminal.sequence.request
-        if self._tier is None or not request.persist or terminal.sequence.choice:
+        sequence = terminal.sequence
+        request = sequence.request
+        if self._cache.tree.is_flushed(request.cache_scope, sequence.root):
             return
-        if not self._tier.is_worth_writing(terminal.num_tokens):
-            return
-        if self._num_writing >= self._max_pending_writes:
-            self._tier.dropped()
-            return
-        self._cache.tree.pin(terminal.node)
-        self._num_writing += 1
-        self._writes.put_nowait(_Write(request, terminal.sequence.ids(0, terminal.num_tokens), terminal.node))
+        token_ids = sequence.ids(0, terminal.num_tokens)
+        self._seen.add(self._page_keys(request.cache_scope, token_ids))
+        if self._writer is not None and request.persist and not sequence.choice:
+            self._writer.offer(Unsaved(request, token_ids, terminal.node))
 
     def _discard_hits(self) -> None:
         """Give back the leases of requests that were admitted without them or left before that."""

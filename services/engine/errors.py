@@ -6,6 +6,7 @@ ServiceError
     ├── ContextExceeded        OUT_OF_RANGE         the prompt leaves no room in the context
     ├── Unsupported            UNIMPLEMENTED        a feature this engine lacks
     ├── Overloaded             RESOURCE_EXHAUSTED   the queue is full; carries a retry delay
+    ├── StoreFailed            UNAVAILABLE          the disk tier did not do what was asked for
     ├── Draining               UNAVAILABLE          shutting down; try another replica
     └── ModelUnusable          FAILED_PRECONDITION  the start fails: files, sizes or devices
 """
@@ -57,6 +58,13 @@ class Overloaded(EngineError):
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
+
+
+class StoreFailed(EngineError):
+    """The store does not answer, where nothing can be done without it."""
+
+    status = "UNAVAILABLE"
+    reason = "STORE_UNAVAILABLE"
 
 
 class Draining(EngineError):

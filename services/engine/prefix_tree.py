@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 TOKEN_BYTES = 4
@@ -75,12 +75,40 @@ class PrefixTree:
         self._clock = clock
         self._free_block = free_block
         self._roots: dict[str, Node] = {}
+        self._flushed: list[Node] = []  # roots that nothing is matched from any more
         self._belt: list[tuple[float, int, Node]] = []  # heap of leaves; entries go stale and are skipped
         self._order = itertools.count()
 
     def root(self, cache_scope: str) -> Node:
         """The node all prefixes of a scope start from; it has no block."""
         return self._roots.setdefault(cache_scope, Node(None, b"", -1))
+
+    def scopes(self) -> list[str]:
+        """Those that have a root."""
+        return list(self._roots)
+
+    def flush(self, cache_scopes: Collection[str]) -> int:
+        """Free all blocks of scopes, and let nothing be matched from those that are in use; how many were freed.
+
+        Running sequences keep theirs, behind the old root; eviction takes those when they are done.
+        """
+        before = self.num_blocks
+        for scope in cache_scopes:
+            root = self._roots.pop(scope, None)
+            if root is None:
+                continue
+            self._flushed.append(root)
+            for leaf in [node for node in self._below([root]) if not node.children]:
+                node = leaf
+                while (above := node.parent) is not None and not node.children and not node.num_pins:
+                    self._remove(node)
+                    node = above
+        self._flushed = [root for root in self._flushed if root.children or root.num_pins]
+        return before - self.num_blocks
+
+    def is_flushed(self, cache_scope: str, root: Node) -> bool:
+        """Whether this root of a scope was flushed: what lies behind it may not be reused."""
+        return self._roots.get(cache_scope) is not root
 
     def match(self, root: Node, token_ids: bytes | bytearray, num_tokens: int) -> Match:
         """Longest cached prefix of the first ``num_tokens`` of ``token_ids``. Pins nothing."""
@@ -188,7 +216,10 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes with a block, in no order."""
-        stack = list(self._roots.values())
+        return self._below([*self._roots.values(), *self._flushed])
+
+    def _below(self, roots: list[Node]) -> Iterator[Node]:
+        stack = list(roots)
         while stack:
             node = stack.pop()
             if node.parent is not None:

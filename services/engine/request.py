@@ -18,7 +18,10 @@ class MissReason(Enum):
     """Why a prompt's tokens were computed again."""
 
     COLD = "cold"
+    EVICTED = "evicted"
     FORKED = "forked"
+    TOO_SHORT = "too_short"
+    RESTORE_SKIPPED = "restore_skipped"
     RESTORE_FAILED = "restore_failed"
 
 

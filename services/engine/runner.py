@@ -34,7 +34,8 @@ def work_of(plan: Plan) -> Work:
         for row in plan.rows
     )
     copies = tuple((copy.source.block_id, copy.target_block, copy.num_tokens) for copy in plan.copies)
-    return Work(copies, Batch(rows), tuple(row.sequence.sampler for row in plan.rows if row.samples))
+    gate = None if plan.restoring is None else plan.restoring.gate
+    return Work(copies, Batch(rows, gate), tuple(row.sequence.sampler for row in plan.rows if row.samples))
 
 
 def run(runtime: PagedRuntime, work: Work) -> list[Sampled]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from services.engine.cache_manager import BlockCopy, CacheManager
@@ -30,6 +30,7 @@ from services.engine.request import (
     Tier,
     Tokens,
 )
+from services.engine.runtime.gate import LayerGate
 from services.engine.sequence import Sequence, State
 
 
@@ -45,11 +46,15 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. ``copies`` are made before the rows are computed; ``restores`` are begun beside it."""
+    """One step. ``copies`` are made before the rows are computed; ``restores`` are begun beside it.
+
+    ``restoring`` is the one sequence of the rows whose state is still being filled, layer before layer.
+    """
 
     rows: tuple[PlanRow, ...]
     copies: tuple[BlockCopy, ...]
     restores: tuple[Sequence, ...]
+    restoring: Sequence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +85,12 @@ class Scheduler:
         *,
         step_tokens: int,
         max_running: int,
+        is_worth_restoring: Callable[[int, int], bool] = lambda resident, stored: True,
+        was_cached: Callable[[Sequence, int], bool] = lambda sequence, at_token: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``is_worth_restoring`` is told a prompt's resident and stored tokens; ``was_cached`` says whether more of a
+        prompt than its first tokens was cached once."""
         self.waiting: deque[Sequence] = deque()
         self.restoring: list[Sequence] = []
         self.running: list[Sequence] = []  # oldest admission first
@@ -89,6 +98,8 @@ class Scheduler:
         self._rules = rules
         self._step_tokens = step_tokens
         self._max_running = max_running
+        self._is_worth_restoring = is_worth_restoring
+        self._was_cached = was_cached
         self._clock = clock
 
     @property
@@ -135,6 +146,8 @@ class Scheduler:
             samples = count == sequence.num_pending and sequence.max_tokens > 0
             rows.append(PlanRow(sequence, sequence.num_computed, count, samples))
             budget -= count
+        if not rows and not copies and (early := self._early_row()) is not None:
+            return Plan((early,), (), tuple(restores), early.sequence)
         return Plan(tuple(rows), tuple(copies), tuple(restores))
 
     def commit(self, plan: Plan, sampled: list[Sampled]) -> list[Terminal]:
@@ -159,18 +172,30 @@ class Scheduler:
                 terminals.append(self._finish(sequence, sequence.finish_reason))
         return terminals
 
+    def _early_row(self) -> PlanRow | None:
+        """Where nothing else is to be done: what follows a restore, computed layer by layer as its state comes in.
+
+        Nobody else waits on the layers: a step with other rows in it would.
+        """
+        for sequence in self.restoring:
+            if sequence.gate is not None and sequence.gate.num_open and not sequence.is_cancelled:
+                count = min(sequence.num_tokens - sequence.stored_tokens, self._step_tokens)
+                samples = sequence.stored_tokens + count == sequence.num_tokens and sequence.max_tokens > 0
+                return PlanRow(sequence, sequence.stored_tokens, count, samples)
+        return None
+
     def restored(self, sequence: Sequence, num_tokens: int) -> None:
         """A restore has ended with the first ``num_tokens`` tokens in place, which may be fewer than hoped for."""
         self.restoring.remove(sequence)
         self.running.append(sequence)
         sequence.state = State.RUNNING
+        sequence.gate = None
         sequence.times.restored_s = self._clock()
         gained = num_tokens - sequence.num_computed
         if gained > 0:
             sequence.cached_by_tier[Tier.SSD] = gained
             sequence.num_computed = num_tokens
-            sequence.miss = None
-        else:
+        if num_tokens < sequence.stored_tokens:
             sequence.miss, sequence.miss_at_token = MissReason.RESTORE_FAILED, sequence.num_computed
         self.cache.publish(sequence)
 
@@ -184,6 +209,12 @@ class Scheduler:
             sequence.state = State.FINISHED
             self.cache.release(sequence, sequence.num_computed)
             sequence.outbox.put(Failed(message))
+
+    def move_to_roots(self, cache_scopes: Collection[str]) -> None:
+        """After a flush of scopes: those that wait find nothing of what was there before."""
+        for sequence in self.waiting:
+            if sequence.request.cache_scope in cache_scopes:
+                sequence.root = self.cache.tree.root(sequence.request.cache_scope)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence wherever it stands (but not while a restore writes to its blocks)."""
@@ -221,7 +252,8 @@ class Scheduler:
             match = self.cache.match(sequence)
             in_vram = match.num_tokens(self.cache.block_tokens)
             stored = sequence.stored_tokens
-            restores_more = not sequence.was_admitted and stored > in_vram
+            has_more = not sequence.was_admitted and stored > in_vram
+            restores_more = has_more and self._is_worth_restoring(in_vram, stored)
             if restores_more:
                 match = match.whole_blocks()
             # Room for one more block than the prompt: a sequence that cannot decode at all is not worth admitting.
@@ -231,9 +263,11 @@ class Scheduler:
                 break
             copies += made
             self.waiting.popleft()
-            self._admitted(sequence, stored if restores_more else 0, match.is_fork)
+            is_skipped = has_more and not restores_more
+            self._admitted(sequence, stored if restores_more else 0, is_fork=match.is_fork, is_skipped=is_skipped)
             if restores_more:
                 sequence.state = State.RESTORING
+                sequence.gate = LayerGate()
                 self.restoring.append(sequence)
                 restores.append(sequence)
             else:
@@ -241,22 +275,34 @@ class Scheduler:
                 self.running.append(sequence)
         return copies, restores
 
-    def _admitted(self, sequence: Sequence, stored: int, is_fork: bool) -> None:
+    def _admitted(self, sequence: Sequence, stored: int, *, is_fork: bool, is_skipped: bool) -> None:
         if sequence.was_admitted:
             return
         sequence.was_admitted = True
         sequence.times.admitted_s = self._clock()
         reused = sequence.num_computed
         sequence.cached_by_tier = {Tier.VRAM: reused}
-        if not reused and not stored:
-            sequence.miss, sequence.miss_at_token = MissReason.COLD, 0
-        elif is_fork and not stored:
-            sequence.miss, sequence.miss_at_token = MissReason.FORKED, reused
+        known = max(reused, stored)
+        sequence.miss = self._miss(sequence, known, is_fork=is_fork and not stored, is_skipped=is_skipped)
+        sequence.miss_at_token = None if sequence.miss is None else known
         provisional = sequence.cache_use()
         if stored:
             by_tier = {Tier.VRAM: reused, Tier.SSD: stored - reused}
             provisional = type(provisional)(by_tier, sequence.num_prompt - stored)
         sequence.outbox.put(Admitted(sequence.num_prompt, provisional))
+
+    def _miss(self, sequence: Sequence, known: int, *, is_fork: bool, is_skipped: bool) -> MissReason | None:
+        """Why nothing is reused behind the first ``known`` tokens; None where all that is new there is new."""
+        if is_skipped:
+            return MissReason.RESTORE_SKIPPED
+        if is_fork and known:
+            return MissReason.FORKED
+        if known < sequence.num_prompt - 1:
+            if sequence.stored_is_short:
+                return MissReason.TOO_SHORT
+            if self._was_cached(sequence, known):
+                return MissReason.EVICTED
+        return None if known else MissReason.COLD
 
     def _take(self, sequence: Sequence, sampled: Sampled) -> None:
         if sequence.times.first_token_s is None:

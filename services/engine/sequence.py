@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from services.engine.prefix_tree import TOKEN_BYTES, Node
 from services.engine.request import CacheUse, Event, FinishReason, MissReason, Request, Tier, Timings
+from services.engine.runtime.gate import LayerGate
 from services.engine.sampling import Sampler
 from services.engine.stop import StopHit, StopScanner
 
@@ -96,6 +97,10 @@ class Sequence:
     num_published: int = 0
     tail: Node | None = None  # a cached tail that this sequence extends in place, pinned
     stored_tokens: int = 0  # leading tokens whose state the disk tier could give
+    stored_is_short: bool = False  # the disk tier has more than is resident, too little to be worth a read
+    gate: LayerGate | None = (
+        None  # of the restore that fills its blocks; None once it may not be computed along with it
+    )
     num_output: int = 0
     cached_by_tier: dict[Tier, int] = field(default_factory=dict[Tier, int])
     miss: MissReason | None = None

@@ -12,7 +12,7 @@ from fencepost.engine.v1 import engine_pb2 as pb
 from fencepost.engine.v1 import engine_pb2_grpc
 
 from services.engine.core import EngineCore, Load
-from services.engine.errors import EngineError, InvalidRequest, Unsupported
+from services.engine.errors import EngineError, InvalidRequest, StoreFailed, Unsupported
 from services.engine.request import (
     Admitted,
     CacheUse,
@@ -29,12 +29,16 @@ from services.engine.request import (
     Tokens,
 )
 from services.engine.sampling_fields import read_sampling
+from services.engine.store_client import StoreUnavailable
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}
 _MISSES = {
     MissReason.COLD: pb.MISS_REASON_COLD,
+    MissReason.EVICTED: pb.MISS_REASON_EVICTED,
     MissReason.FORKED: pb.MISS_REASON_FORKED,
+    MissReason.TOO_SHORT: pb.MISS_REASON_TOO_SHORT,
+    MissReason.RESTORE_SKIPPED: pb.MISS_REASON_RESTORE_SKIPPED,
     MissReason.RESTORE_FAILED: pb.MISS_REASON_RESTORE_FAILED,
 }
 _REASONS = {
@@ -64,7 +68,7 @@ class ModelFacts:
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
-    """Serves one core. WatchCache, Annotate, Release and Flush answer UNIMPLEMENTED."""
+    """Serves one core. WatchCache, Annotate and Release answer UNIMPLEMENTED."""
 
     def __init__(self, core: EngineCore, facts: ModelFacts) -> None:
         self._core = core
@@ -113,6 +117,17 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 yield load
                 last = load
             await asyncio.sleep(interval_s)
+
+    async def Flush(self, request: pb.FlushRequest, context: _Context) -> pb.FlushResponse:
+        wanted = set(request.tiers) or {pb.TIER_VRAM, pb.TIER_SSD}
+        tiers = {tier for tier, number in _TIERS.items() if number in wanted}
+        if any(len(namespace) != 32 for namespace in request.namespaces):
+            raise InvalidRequest("namespaces", "must have 32 bytes each")
+        try:
+            flushed = await self._core.flush(set(request.cache_scopes), set(request.namespaces), tiers)
+        except StoreUnavailable as error:
+            raise StoreFailed(f"the store did not remove its part: {error}", retry_after_s=1.0) from None
+        return pb.FlushResponse(blocks=flushed.blocks, stored_bytes=flushed.stored_bytes)
 
     def _request(self, message: pb.GenerateRequest | pb.PrefillRequest, sampling: SamplingParams) -> Request:
         return Request(

@@ -1,39 +1,40 @@
-"""The disk tier as the engine uses it: look up before admission, restore into blocks, write after each turn.
+"""The disk tier as the engine uses it: look up before admission, decide, restore into blocks, empty.
 
-Restored and written state passes through threads of its own and never through the step loop's; blocks that are being
-read are pinned by the caller, blocks that are being filled belong to one sequence. A failure shortens a hit or drops a
-write; it never fails a request.
+State passes through threads of its own and never through the step loop's; blocks that are being filled belong to one
+sequence. A failure shortens a hit; it never fails a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from services.engine.request import Request
-from services.engine.runtime.layout import StateLayout
+from services.engine.restore import Means, Restore
+from services.engine.restore_cost import PrefillCost, ReadCost
+from services.engine.runtime.gate import LayerGate
 from services.engine.runtime.paged import PagedRuntime
-from services.engine.store_client import Piece, Snapshot, SnapshotWrite, StoreClient, StoreUnavailable
+from services.engine.staging import Staging
+from services.engine.store_client import NoSharedMemory, StoreClient, StoredPrefix, StoredRest, StoreUnavailable
+from services.engine.tiles import Owner
 from services.identity import PAGE_TOKENS, page_key_secret, page_keys, state_namespace
 
-_WRITE_TIMEOUT_S = 120.0
 _PAGE_FORMAT = 1
 _NUMERICS = "paged-1"
-_MAX_CONVERSATIONS = 4096
+_MIN_DEADLINE_S = 1.0
+_PATIENCE = 2.0
+"""Times the cost of computing a prefix again that a restore of it may take before it is given up."""
 _log = logging.getLogger(__name__)
 _RESTORES = Counter("fencepost_engine_restores_total", "Restores by outcome.", ["outcome"])
 _RESTORED_TOKENS = Counter("fencepost_engine_restored_tokens_total", "Tokens whose state was read from the store.")
-_WRITES = Counter("fencepost_engine_snapshot_writes_total", "Terminal states offered to the store.", ["outcome"])
+_RESTORE_SECONDS = Histogram("fencepost_engine_restore_seconds", "From the start of a restore to its end.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StoredHit:
-    """A leased prefix of a prompt: all its pages from the first one on, and a tail behind them.
+    """A leased prefix of a prompt: all its pages from the first one on, and a part of what lies behind them.
 
     Which of them are read is decided when a restore begins: what was resident at the lookup may be gone by then.
     """
@@ -56,8 +57,31 @@ class StoredHit:
     lease_id: str
     num_tokens: int
     page_keys: tuple[bytes, ...]
-    manifest_id: bytes | None
-    tail_tokens: int
+    rest: StoredRest | None
+
+    def owners(self, token_ids: bytes, resident_tokens: int) -> list[Owner]:
+        """What is to be read where the first ``resident_tokens`` are in place already."""
+        first_page = min(resident_tokens // PAGE_TOKENS, len(self.page_keys))
+        behind = len(self.page_keys) * PAGE_TOKENS
+        found = [
+            _owner(key, None, i * PAGE_TOKENS, token_ids[i * PAGE_TOKENS * 4 : (i + 1) * PAGE_TOKENS * 4])
+            for i, key in enumerate(self.page_keys)
+            if i >= first_page
+        ]
+        if self.rest is not None:
+            rest = self.rest
+            found.append(_owner(rest.page_key, rest.manifest_id, behind, rest.token_ids, rest.num_tokens))
+        if found and found[0].use_from < resident_tokens:
+            found[0] = replace(found[0], use_from=resident_tokens)
+        return [owner for owner in found if owner.use_from < owner.use_to]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The answer to a lookup; ``is_short`` says that there is something, too little to be worth a read."""
+
+    hit: StoredHit | None
+    is_short: bool = False
 
 
 class SsdTier:
@@ -69,19 +93,25 @@ class SsdTier:
         runtime: PagedRuntime,
         identity: ModelIdentity,
         executor: ThreadPoolExecutor,
+        prefill_cost: PrefillCost,
         *,
+        staging: Staging | None = None,
         min_restore_tokens: int,
         restore_timeout_s: float,
+        always_restore: bool = False,
+        pause: Callable[[float], float] = lambda worked_s: 0.0,
     ) -> None:
+        """``always_restore`` takes no account of cost; ``pause`` turns seconds of work into seconds of rest."""
         self.num_leases = 0
-        self._client = client
-        self._runtime = runtime
+        self.min_restore_tokens = min_restore_tokens
+        self._means = Means(runtime, client, executor, staging, pause, self._hold)
         self._identity = identity
-        self._executor = executor
-        self._min_restore_tokens = min_restore_tokens
+        self._prefill_cost = prefill_cost
+        self._read_cost = ReadCost()
         self._restore_timeout_s = restore_timeout_s
-        self._releases: set[asyncio.Task[None]] = set()
-        self._heads: OrderedDict[tuple[str, str], tuple[bytes, int]] = OrderedDict()
+        self._always_restore = always_restore
+        self._lane = asyncio.Lock()
+        self._held: set[asyncio.Task[None]] = set()
 
     def namespace(self, cache_scope: str) -> bytes:
         """Inside which state is interchangeable."""
@@ -90,223 +120,144 @@ class SsdTier:
             model=self._identity.model_type,
             weights_fingerprint=self._identity.weights_fingerprint,
             weight_format=self._identity.weight_format,
-            kv_dtype=self._runtime.layout.dtype,
+            kv_dtype=self._means.runtime.layout.dtype,
             page_format=_PAGE_FORMAT,
             numerics=_NUMERICS,
         )
 
-    async def lookup(self, request: Request, resident_tokens: int) -> StoredHit | None:
-        """What the store has beyond ``resident_tokens``, leased; None when that is not worth a read."""
+    def page_keys(self, cache_scope: str, token_ids: bytes) -> list[bytes]:
+        """Keys of a prompt's whole pages."""
+        return page_keys(page_key_secret(cache_scope, self._identity.tokenizer_fingerprint), token_ids)
+
+    async def lookup(self, request: Request, resident_tokens: int) -> Lookup:
+        """What the store has beyond ``resident_tokens``, leased."""
         reusable = request.num_tokens - 1
-        if reusable - resident_tokens < self._min_restore_tokens:
-            return None
+        if reusable - resident_tokens < self.min_restore_tokens:
+            return Lookup(None)
         ids = request.token_ids[: reusable * 4]
-        keys = page_keys(self._secret(request.cache_scope), ids)
+        keys = self.page_keys(request.cache_scope, ids)
         first_page = min(resident_tokens // PAGE_TOKENS, len(keys))
+        behind = ids[first_page * PAGE_TOKENS * 4 :]
         try:
-            found = await self._client.match(
-                self.namespace(request.cache_scope), keys, first_page, ids[first_page * PAGE_TOKENS * 4 :]
-            )
+            found = await self._means.client.match(self.namespace(request.cache_scope), keys, first_page, behind)
         except StoreUnavailable as error:
             _log.warning("disk tier: no lookup: %s", error)
-            return None
+            return Lookup(None)
         if not found.lease_id:
-            return None
+            return Lookup(None)
         self.num_leases += 1
-        whole = found.pages_present * PAGE_TOKENS
-        tail_tokens = len(found.tail_token_ids) // 4
-        tail_page = (found.boundary_tokens - tail_tokens) // PAGE_TOKENS
-        at = tail_page * PAGE_TOKENS * 4
-        has_tail = found.boundary_tokens > whole and ids[at : at + tail_tokens * 4] == found.tail_token_ids
-        num_pages = tail_page if has_tail else found.pages_present
-        hit = StoredHit(
-            lease_id=found.lease_id,
-            num_tokens=found.boundary_tokens if has_tail else whole,
-            page_keys=tuple(keys[:num_pages]),
-            manifest_id=found.manifest_id if has_tail else None,
-            tail_tokens=tail_tokens if has_tail else 0,
-        )
-        if hit.num_tokens - resident_tokens < self._min_restore_tokens or num_pages > found.pages_present:
-            await self.release(hit)
-            return None
-        return hit
+        num_pages = min(found.pages_present, len(keys))
+        rest = _usable_rest(found, ids[num_pages * PAGE_TOKENS * 4 :])
+        num_tokens = num_pages * PAGE_TOKENS + (0 if rest is None else rest.num_tokens)
+        hit = StoredHit(found.lease_id, num_tokens, tuple(keys[:num_pages]), rest)
+        if num_tokens - resident_tokens < self.min_restore_tokens:
+            self.release_soon(hit)
+            return Lookup(None, is_short=num_tokens > resident_tokens)
+        return Lookup(hit)
 
-    async def release(self, hit: StoredHit) -> None:
-        """Give the lease back."""
-        self.num_leases -= 1
-        await self._client.release(hit.lease_id)
+    def is_worth_restoring(self, resident_tokens: int, stored_tokens: int) -> bool:
+        """Whether reading is done sooner than computing, behind all restores that wait already."""
+        if self._always_restore:
+            return True
+        num_bytes = (stored_tokens - resident_tokens) * self._means.runtime.layout.bytes_per_token
+        return self._read_cost.seconds(num_bytes) < self._prefill_cost.seconds(resident_tokens, stored_tokens)
 
     def release_soon(self, hit: StoredHit) -> None:
         """Give the lease back in the background."""
-        task = asyncio.create_task(self.release(hit))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        self._hold(self._release(hit))
 
-    def is_worth_writing(self, num_tokens: int) -> bool:
-        """Whether a state this long could be worth a restore."""
-        return num_tokens >= self._min_restore_tokens
-
-    def dropped(self) -> None:
-        """Count a terminal state that found the queue full."""
-        _WRITES.labels("queue_full").inc()
-
-    async def restore(self, request: Request, hit: StoredHit, block_ids: Sequence[int], resident_tokens: int) -> int:
+    async def restore(
+        self, request: Request, hit: StoredHit, block_ids: Sequence[int], resident_tokens: int, gate: LayerGate
+    ) -> int:
         """Fill blocks behind ``resident_tokens``; how many leading tokens are then in place.
 
-        Blocks below ``resident_tokens`` are shared and are not written. Every piece is compared with the prompt's ids
-        and the layout before it is written. Releases the lease on every path.
+        Blocks below ``resident_tokens`` are shared and are not written. One restore at a time reads; the others wait.
+        Releases the lease on every path.
         """
-        filling = _Filling(self._runtime.layout, request.token_ids, hit, resident_tokens)
-        loop = asyncio.get_running_loop()
+        owners = hit.owners(request.token_ids, resident_tokens)
+        num_bytes = sum(owner.num_tokens for owner in owners) * self._means.runtime.layout.bytes_per_token
+        self._read_cost.pending_bytes += num_bytes
+        started_s = time.monotonic()
+        in_place = resident_tokens
         try:
-            async with asyncio.timeout(self._restore_timeout_s):
-                pieces = self._client.read(
-                    self.namespace(request.cache_scope),
-                    hit.lease_id,
-                    filling.wanted_keys,
-                    hit.manifest_id,
-                    self._restore_timeout_s,
-                )
-                async with aclosing(pieces):
-                    async for piece in pieces:
-                        for span in filling.add(piece):
-                            write = partial(self._runtime.write_span, block_ids, *span)
-                            # Not cancelled half-way: the thread must have let go of the blocks before they are freed.
-                            await asyncio.shield(loop.run_in_executor(self._executor, write))
-                        filling.written()
-        except (StoreUnavailable, TimeoutError, ValueError) as error:
-            _log.warning("disk tier: a restore ended at %d of %d tokens: %s", filling.num_tokens, hit.num_tokens, error)
+            async with self._lane:
+                num_usable = await self._run(self.namespace(request.cache_scope), hit, owners, block_ids, gate)
+                if num_usable:
+                    in_place = owners[num_usable - 1].use_to
+        except (StoreUnavailable, ValueError) as error:
+            _log.warning("disk tier: a restore of %d tokens failed: %s", hit.num_tokens - resident_tokens, error)
+        except TimeoutError:
+            _log.warning("disk tier: a restore of %d tokens took too long", hit.num_tokens - resident_tokens)
         finally:
-            # Waits for the write in flight, if we were cancelled during it.
-            await asyncio.shield(self._settle(hit))
-        _RESTORES.labels("whole" if filling.num_tokens == hit.num_tokens else "short").inc()
-        _RESTORED_TOKENS.inc(max(0, filling.num_tokens - resident_tokens))
-        return filling.num_tokens
+            gate.fail()
+            self._read_cost.pending_bytes -= num_bytes
+            self.release_soon(hit)
+        _RESTORES.labels("whole" if in_place == hit.num_tokens else "short").inc()
+        _RESTORED_TOKENS.inc(in_place - resident_tokens)
+        _RESTORE_SECONDS.observe(time.monotonic() - started_s)
+        return in_place
 
-    async def persist(self, request: Request, token_ids: bytes, block_ids: Sequence[int]) -> None:
-        """Write a terminal state of ``token_ids``: only the pages that the store lacks, and the tail."""
-        namespace = self.namespace(request.cache_scope)
-        keys = page_keys(self._secret(request.cache_scope), token_ids)
-        manifest_id = hashlib.blake2b(namespace + token_ids, digest_size=16).digest()
-        conversation = (request.cache_scope, request.conversation_key)
-        parent, round_ = self._heads.get(conversation, (None, -1)) if request.conversation_key else (None, -1)
-        snapshot = Snapshot(
-            namespace=namespace,
-            manifest_id=manifest_id,
-            parent_manifest_id=None if parent == manifest_id else parent,
-            round=round_ + 1,
-            token_ids=token_ids,
-            page_keys=keys,
-            resident_bytes=len(token_ids) // 4 * self._runtime.layout.bytes_per_token,
-            tenant=request.tenant,
-        )
-        try:
-            async with self._client.write(snapshot, _WRITE_TIMEOUT_S) as write:
-                for page in write.needed_pages:
-                    await self._send(write, keys[page], block_ids, token_ids, page * PAGE_TOKENS, PAGE_TOKENS)
-                first = len(keys) * PAGE_TOKENS
-                if (rest := len(token_ids) // 4 - first) > 0:
-                    await self._send(write, None, block_ids, token_ids, first, rest)
-                dropped = await write.commit()
-        except (StoreUnavailable, TimeoutError) as error:
-            dropped = str(error)
-        if dropped is not None:
-            _WRITES.labels("dropped").inc()
-            _log.warning("disk tier: a terminal state of %d tokens was not stored: %s", len(token_ids) // 4, dropped)
-            return
-        _WRITES.labels("stored").inc()
-        if request.conversation_key:
-            self._heads[conversation] = (manifest_id, round_ + 1)
-            self._heads.move_to_end(conversation)
-            if len(self._heads) > _MAX_CONVERSATIONS:
-                self._heads.popitem(last=False)
+    async def delete(self, cache_scopes: Iterable[str], namespaces: Iterable[bytes]) -> int:
+        """Remove all state of scopes and namespaces, of all scopes of this model where none is named; bytes removed.
 
-    async def _send(
-        self,
-        write: SnapshotWrite,
-        page_key: bytes | None,
-        block_ids: Sequence[int],
-        token_ids: bytes,
-        first: int,
-        count: int,
-    ) -> None:
-        layout = self._runtime.layout
-        ids = token_ids[first * 4 : (first + count) * 4]
-        loop = asyncio.get_running_loop()
-        for layer in range(layout.num_layers):
-            for channel in range(len(layout.channels)):
-                read = partial(self._runtime.read_span, block_ids, first, count, layer, channel)
-                data = await loop.run_in_executor(self._executor, read)
-                await write.send(page_key, layer, channel, data, ids)
-
-    async def _settle(self, hit: StoredHit) -> None:
-        # The executor is first in, first out: when this no-op has run, so has every write submitted before it.
-        await asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
-        await self.release(hit)
-
-    def _secret(self, cache_scope: str) -> bytes:
-        return page_key_secret(cache_scope, self._identity.tokenizer_fingerprint)
-
-
-_Span = tuple[int, int, int, int, bytes]
-"""first token, tokens, layer, channel, bytes: the arguments of ``write_span`` behind the block table."""
-
-
-class _Filling:
-    """Progress of one restore: whole (layer, channel) spans, in order, each checked against prompt and layout."""
-
-    def __init__(self, layout: StateLayout, token_ids: bytes, hit: StoredHit, resident_tokens: int) -> None:
-        self._layout = layout
-        self._token_ids = token_ids
-        self._hit = hit
-        self._resident_tokens = resident_tokens
-        self._first_page = min(resident_tokens // PAGE_TOKENS, len(hit.page_keys))
-        self.wanted_keys = hit.page_keys[self._first_page :]
-        """Pages to read: from the one in which the resident tokens end."""
-        self._pending = b""
-        self._position = (0, 0, 0)  # owner (pages, then the tail), layer, channel: what must come next
-        self.num_tokens = resident_tokens
-        self._complete_tokens = resident_tokens
-
-    def add(self, piece: Piece) -> list[_Span]:
-        """Check a piece; the span that it completes, cut to what lies behind the resident tokens.
-
-        Raises ValueError for anything but the next piece of a right page.
+        Raises StoreUnavailable.
         """
-        hit, layout = self._hit, self._layout
-        owner = len(self.wanted_keys) if piece.page is None else piece.page
-        first = (self._first_page + owner) * PAGE_TOKENS
-        count = hit.tail_tokens if piece.page is None else PAGE_TOKENS
-        if (owner, piece.layer, piece.channel) != self._position or piece.offset != len(self._pending):
-            raise ValueError("a piece out of order")
-        if piece.total != layout.span_bytes(piece.channel, count):
-            raise ValueError("a piece of another layout")
-        is_first = self._position[1:] == (0, 0) and piece.offset == 0
-        if is_first and piece.token_ids != self._token_ids[first * 4 : (first + count) * 4]:
-            raise ValueError("a page of other tokens")
-        self._pending += piece.data
-        if len(self._pending) > piece.total:
-            raise ValueError("a piece that is too long")
-        if len(self._pending) < piece.total:
-            return []
-        data, self._pending = self._pending, b""
-        self._advance(owner, piece.layer, piece.channel, first + count)
-        skipped = min(count, max(0, self._resident_tokens - first))
-        if skipped:
-            heads = layout.channels[piece.channel].num_heads
-            rows = np.frombuffer(data, dtype=np.uint8).reshape(heads, count, -1)
-            data = rows[:, skipped:].tobytes()
-        return [(first + skipped, count - skipped, piece.layer, piece.channel, data)] if count > skipped else []
+        wanted = [*namespaces, *(self.namespace(scope) for scope in cache_scopes)]
+        if not wanted:
+            return await self._means.client.delete(layout=self.namespace("")[:16])
+        return sum([await self._means.client.delete(namespace=namespace) for namespace in dict.fromkeys(wanted)])
 
-    def written(self) -> None:
-        """What ``add`` returned is in place."""
-        self.num_tokens = max(self.num_tokens, self._complete_tokens)
+    async def close(self) -> None:
+        """Wait for what goes on in the background, then remove the lent memory."""
+        while self._held:
+            await asyncio.wait(self._held)
+        if self._means.staging is not None:
+            self._means.staging.close()
 
-    def _advance(self, owner: int, layer: int, channel: int, end: int) -> None:
-        channel += 1
-        if channel == len(self._layout.channels):
-            layer, channel = layer + 1, 0
-        if layer == self._layout.num_layers:
-            owner, layer = owner + 1, 0
-            self._complete_tokens = end
-        self._position = (owner, layer, channel)
+    async def _run(
+        self, namespace: bytes, hit: StoredHit, owners: Sequence[Owner], block_ids: Sequence[int], gate: LayerGate
+    ) -> int:
+        """How many owners, from the first on, are in place."""
+        patience_s = _PATIENCE * self._prefill_cost.seconds(owners[0].use_from, owners[-1].use_to)
+        timeout_s = min(self._restore_timeout_s, max(_MIN_DEADLINE_S, patience_s))
+        began_s = time.monotonic()
+        restore = Restore(self._means, owners, block_ids, gate)
+        try:
+            await restore.run(namespace, hit.lease_id, timeout_s)
+        except NoSharedMemory as error:
+            _log.warning("disk tier: state goes through the socket: the store cannot reach shared memory: %s", error)
+            if self._means.staging is not None:
+                self._means.staging.close()
+            self._means = replace(self._means, staging=None)
+            restore = Restore(self._means, owners, block_ids, gate)
+            await restore.run(namespace, hit.lease_id, timeout_s)
+        except TimeoutError:
+            self._read_cost.observe(restore.num_bytes, time.monotonic() - began_s, is_whole=False)
+            raise
+        self._read_cost.observe(restore.num_bytes, time.monotonic() - began_s)
+        return restore.num_usable
+
+    async def _release(self, hit: StoredHit) -> None:
+        self.num_leases -= 1
+        await self._means.client.release(hit.lease_id)
+
+    def _hold(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._held.add(task)
+        task.add_done_callback(self._held.discard)
+
+
+def _owner(
+    page_key: bytes | None, manifest_id: bytes | None, first: int, token_ids: bytes, num_wanted: int | None = None
+) -> Owner:
+    num_tokens = len(token_ids) // 4 if num_wanted is None else num_wanted
+    return Owner(page_key, manifest_id, first, token_ids, first, first + num_tokens)
+
+
+def _usable_rest(found: StoredPrefix, token_ids: bytes) -> StoredRest | None:
+    """What lies behind the whole pages, as far as it is the prompt's: the store is not taken at its word."""
+    rest = found.rest
+    if rest is None or not 0 < len(rest.token_ids) <= PAGE_TOKENS * 4 or len(rest.token_ids) % 4:
+        return None
+    end = 4 * rest.num_tokens
+    return rest if 0 < end <= len(token_ids) and rest.token_ids[:end] == token_ids[:end] else None

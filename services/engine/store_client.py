@@ -5,7 +5,8 @@ Owns one channel. Every failure of the store becomes ``StoreUnavailable``: the t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,38 +15,77 @@ import grpc.aio
 from fencepost.kvstore.v1 import snapshot_pb2, snapshot_pb2_grpc
 
 from services import rpc
+from services.engine.staging import LentFile
 from services.identity import PAGE_TOKENS
 
 MAX_CHUNK_BYTES = 2**20
 _CALL_TIMEOUT_S = 2.0
+_DELETE_TIMEOUT_S = 60.0
 
 
 class StoreUnavailable(Exception):
     """The store did not answer, or not usefully; the message says what it said."""
 
 
+class NoSharedMemory(StoreUnavailable):
+    """The store cannot reach lent memory; it can send the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRest:
+    """A stored page (``page_key``) or tail (``manifest_id``) of which the prompt goes on with the first tokens.
+
+    ``token_ids`` are all of its ids, int32 little-endian.
+    """
+
+    num_tokens: int
+    page_key: bytes | None
+    manifest_id: bytes | None
+    token_ids: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """What the store can give of a prompt. ``boundary_tokens`` covers pages and tail together."""
+    """What the store can give of a prompt: whole pages, and what lies behind them."""
 
     lease_id: str
     pages_present: int
-    boundary_tokens: int
-    manifest_id: bytes | None
-    tail_token_ids: bytes
+    rest: StoredRest | None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of one channel of one layer of a page (``page`` indexes the read's keys) or of the tail (None)."""
+    """Bytes of one channel of one layer of a page (``page`` indexes the read's keys) or of the tail (None).
+
+    ``data`` is not checked against ``crc32c`` yet.
+    """
 
     page: int | None
     layer: int
     channel: int
     offset: int
     total: int
-    data: bytes
+    data: bytes | memoryview
+    crc32c: int
     token_ids: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Nothing of the read from this page on is usable; the number of pages when only the tail is not."""
+
+    first_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQuery:
+    """Layers of pages, and of a manifest's tail behind them."""
+
+    namespace: bytes
+    lease_id: str
+    page_keys: Sequence[bytes]
+    manifest_id: bytes | None
+    layers: range
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +121,7 @@ class StoreClient:
         request = snapshot_pb2.MatchRequest(namespace=namespace, page_keys=page_keys, tail=tail)
         with _store_errors():
             found = await self._stub.Match(request, timeout=_CALL_TIMEOUT_S)
-        has_boundary = found.HasField("boundary")
-        return StoredPrefix(
-            lease_id=found.lease_id,
-            pages_present=found.pages_present,
-            boundary_tokens=found.boundary.tokens if has_boundary else 0,
-            manifest_id=found.boundary.manifest_id if has_boundary else None,
-            tail_token_ids=found.boundary.tail_token_ids,
-        )
+        return StoredPrefix(found.lease_id, found.pages_present, _rest(found))
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back; a store that is gone has forgotten it anyway."""
@@ -100,37 +133,29 @@ class StoreClient:
         except StoreUnavailable:
             pass
 
-    async def read(
-        self, namespace: bytes, lease_id: str, page_keys: Sequence[bytes], manifest_id: bytes | None, timeout_s: float
-    ) -> AsyncGenerator[Piece]:
-        """Pieces of pages, page by page, then of the tail; ends early where the store has nothing good to send.
-
-        Raises StoreUnavailable, also when a piece's checksum is wrong.
-        """
-        index_by_key = {key: index for index, key in enumerate(page_keys)}
-        request = snapshot_pb2.ReadRequest(
-            namespace=namespace,
-            lease_id=lease_id,
-            page_keys=page_keys,
-            manifest_id=manifest_id,
-            layer_order=snapshot_pb2.LAYER_ORDER_PAGE_MAJOR,
-        )
+    async def delete(self, *, namespace: bytes | None = None, layout: bytes | None = None) -> int:
+        """Remove all state of a namespace, or of all that share a layout; bytes removed. Raises StoreUnavailable."""
+        request = snapshot_pb2.DeleteRequest()
+        if namespace is not None:
+            request.namespace = namespace
+        if layout is not None:
+            request.layout = layout
         with _store_errors():
-            async for response in self._stub.Read(request, timeout=timeout_s):
-                if response.HasField("skipped"):
-                    return
-                chunk = response.chunk
-                if chunk.HasField("boundary"):
-                    continue
-                if crc32c.crc32c(chunk.data) != chunk.crc32c:
-                    raise StoreUnavailable("checksum of a chunk does not match")
-                page = None
-                if chunk.HasField("page_key"):
-                    page = index_by_key.get(chunk.page_key)
-                    if page is None:
-                        raise StoreUnavailable("a page that was not asked for")
-                ids = chunk.token_ids if chunk.HasField("token_ids") else None
-                yield Piece(page, chunk.layer, chunk.channel, chunk.offset, chunk.total, chunk.data, ids)
+            return (await self._stub.Delete(request, timeout=_DELETE_TIMEOUT_S)).bytes
+
+    def read(self, query: ReadQuery, timeout_s: float, lent: LentFile | None = None) -> StoreRead:
+        """Begin to read, layer by layer; into ``lent``, whose bytes are then the pieces' data."""
+        request = snapshot_pb2.ReadRequest(
+            namespace=query.namespace,
+            lease_id=query.lease_id,
+            page_keys=query.page_keys,
+            manifest_id=query.manifest_id,
+            layer_order=snapshot_pb2.LAYER_ORDER_LAYER_MAJOR,
+            layers=snapshot_pb2.LayerRange(first=query.layers.start, count=len(query.layers)),
+        )
+        if lent is not None:
+            request.region.name, request.region.length = lent.name, len(lent.view)
+        return StoreRead(self._stub.Read(request, timeout=timeout_s), query.page_keys, lent)
 
     @asynccontextmanager
     async def write(self, snapshot: Snapshot, timeout_s: float) -> AsyncGenerator[SnapshotWrite]:
@@ -161,6 +186,59 @@ class StoreClient:
             call.cancel()
 
 
+class StoreRead:
+    """A read under way. Iterate over it once, or cancel it."""
+
+    def __init__(
+        self,
+        call: grpc.aio.UnaryStreamCall[snapshot_pb2.ReadRequest, snapshot_pb2.ReadResponse],
+        page_keys: Sequence[bytes],
+        lent: LentFile | None,
+    ) -> None:
+        self._call = call
+        self._index_by_key = {key: index for index, key in enumerate(page_keys)}
+        self._lent = lent
+
+    async def __aiter__(self) -> AsyncIterator[list[Piece] | Skipped]:
+        """Pieces in order, some at a time. Raises StoreUnavailable."""
+        with _store_errors():
+            async for response in self._call:
+                pieces = [self._piece(chunk) for chunk in response.chunks if not chunk.HasField("boundary")]
+                if pieces:
+                    yield pieces
+                if response.HasField("skipped"):
+                    yield Skipped(response.skipped.first_page)
+
+    def cancel(self) -> None:
+        """Stop. A store that was lent memory may still write to it."""
+        self._call.cancel()
+
+    async def drain(self) -> bool:
+        """Wait for the end; whether the store will write to lent memory no more."""
+        try:
+            async for _ in self._call:
+                pass
+        except grpc.aio.AioRpcError as error:
+            # Where the store has answered or is gone it has stopped.
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+        return True
+
+    def _piece(self, chunk: snapshot_pb2.Chunk) -> Piece:
+        page: int | None = None
+        if chunk.HasField("page_key"):
+            page = self._index_by_key.get(chunk.page_key)
+            if page is None:
+                raise StoreUnavailable("a page that was not asked for")
+        data: bytes | memoryview = chunk.data
+        if self._lent is not None:
+            start, length = chunk.placed.offset, chunk.placed.length
+            data = self._lent.view[start : start + length]
+            if not length or len(data) != length:
+                raise StoreUnavailable("a chunk outside the lent memory")
+        ids = chunk.token_ids if chunk.HasField("token_ids") else None
+        return Piece(page, chunk.layer, chunk.channel, chunk.offset, chunk.total, data, chunk.crc32c, ids)
+
+
 class SnapshotWrite:
     """An open write; ``needed_pages`` index the snapshot's page keys."""
 
@@ -186,16 +264,23 @@ class SnapshotWrite:
                 chunk.page_key = page_key
             if layer == 0 and channel == 0 and offset == 0:
                 chunk.token_ids = token_ids
-            await self._call.write(snapshot_pb2.WriteRequest(chunk=chunk))
+            await self._write(snapshot_pb2.WriteRequest(chunk=chunk))
 
     async def commit(self) -> str | None:
         """Make it durable; None, or why the store dropped it."""
-        await self._call.write(snapshot_pb2.WriteRequest(commit=snapshot_pb2.Commit()))
+        await self._write(snapshot_pb2.WriteRequest(commit=snapshot_pb2.Commit()))
         await self._call.done_writing()
         answer = await self._call.read()
         if not isinstance(answer, snapshot_pb2.WriteResponse) or not answer.HasField("result"):
             raise StoreUnavailable("the write ended without a result")
         return None if answer.result.stored else answer.result.dropped_reason or "dropped"
+
+    async def _write(self, request: snapshot_pb2.WriteRequest) -> None:
+        try:
+            await self._call.write(request)
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            # The store has ended the call. Its status says why; what the failed write says is not always that.
+            raise StoreUnavailable(f"{(await self._call.code()).name}: {await self._call.details()}") from None
 
 
 class _store_errors:  # noqa: N801 - reads as a statement
@@ -203,4 +288,23 @@ class _store_errors:  # noqa: N801 - reads as a statement
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
+            if rpc.failure_of(error).reason == "NO_SHARED_MEMORY":
+                raise NoSharedMemory(str(error.details())) from None
             raise StoreUnavailable(f"{error.code().name}: {error.details()}") from None
+
+
+def _rest(found: snapshot_pb2.MatchResponse) -> StoredRest | None:
+    """What lies behind the whole pages, whichever reaches furthest."""
+    if found.HasField("partial"):
+        partial = found.partial
+        is_page = partial.HasField("page_key")
+        return StoredRest(
+            num_tokens=partial.tokens,
+            page_key=partial.page_key if is_page else None,
+            manifest_id=None if is_page else partial.manifest_id,
+            token_ids=partial.token_ids,
+        )
+    if found.HasField("boundary") and found.boundary.tail_token_ids:
+        ids = found.boundary.tail_token_ids
+        return StoredRest(len(ids) // 4, None, found.boundary.manifest_id, ids)
+    return None

@@ -118,14 +118,25 @@ async def run_kvstore(data_dir: Path, **settings: Any) -> AsyncGenerator[str]:
     async with build_kvstore(config, server):
         port = rpc.bind(server, "127.0.0.1:0")
         await server.start()
-        yield f"127.0.0.1:{port}"
-        await server.stop(5)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            await server.stop(5)
 
 
 @asynccontextmanager
 async def run_engine(model: Path, kvstore: str = "", **settings: Any) -> AsyncGenerator[EngineClient]:
-    """An engine with 256 blocks of 16 tokens unless told otherwise."""
-    defaults: dict[str, Any] = {"vram_bytes": 4096 * 512, "threads": 1, "step_tokens": 128, "grace_s": 10.0}
+    """An engine with 256 blocks of 16 tokens unless told otherwise.
+
+    It restores whatever is stored: computing on so small a model is always cheaper.
+    """
+    defaults: dict[str, Any] = {
+        "vram_bytes": 4096 * 512,
+        "threads": 1,
+        "step_tokens": 128,
+        "grace_s": 10.0,
+        "restore": "always",
+    }
     server = rpc.new_server()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
@@ -134,5 +145,7 @@ async def run_engine(model: Path, kvstore: str = "", **settings: Any) -> AsyncGe
         port = rpc.bind(server, "127.0.0.1:0")
         await server.start()
         channel = await stack.enter_async_context(rpc.open_channel(f"127.0.0.1:{port}"))
-        yield EngineClient(engine_pb2_grpc.EngineServiceStub(channel), f"127.0.0.1:{port}")
-        await server.stop(5)
+        try:
+            yield EngineClient(engine_pb2_grpc.EngineServiceStub(channel), f"127.0.0.1:{port}")
+        finally:
+            await server.stop(5)

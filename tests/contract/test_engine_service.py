@@ -265,7 +265,7 @@ async def test_a_prompt_over_the_context_is_refused_with_both_lengths(engine: En
     assert longest.finished.reason == pb.FINISH_REASON_LENGTH
 
 
-@pytest.mark.parametrize("name", ["Annotate", "Release", "Flush"])
+@pytest.mark.parametrize("name", ["Annotate", "Release"])
 async def test_what_later_versions_implement_answers_unimplemented(engine: EngineClient, name: str):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await getattr(engine.stub, name)(getattr(pb, f"{name}Request")())

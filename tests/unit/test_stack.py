@@ -26,6 +26,19 @@ def test_each_service_knows_only_the_next_one() -> None:
     assert _flag(replicas["kvstore"], "--data-dir") == "/data/kvstore"
 
 
+def test_engines_and_kvstore_share_a_folder_in_memory_where_there_is_one() -> None:
+    stages = stack.lay_out(
+        UpSettings(), data_dir=Path("/d"), model_dir=Path("/m"), run_dir=Path("/r"), memory_dir=Path("/mem")
+    )
+    replicas = {replica.name: replica for stage in stages for replica in stage}
+    assert (
+        _flag(replicas["engine-0"], "--shared-memory-dir")
+        == _flag(replicas["kvstore"], "--shared-memory-dir")
+        == "/mem"
+    )
+    assert not any("--shared-memory-dir" in replica.flags for replica in _lay_out(UpSettings()).values())
+
+
 def test_tokenizers_share_their_records_and_capsule_keys() -> None:
     replicas = _lay_out(UpSettings(tokenizers=2))
     for name in ("tokenizer-0", "tokenizer-1"):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.engine.runtime.gate import LayerGate
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -34,6 +36,8 @@ class Batch:
     Within a step every layer writes the state of all rows before it attends, so a row may
     read blocks that another row of the same batch fills. Invariant: no two rows write the
     same slot.
+    gate: what the rows read is still being filled; each layer waits for its own.
     """
 
     rows: tuple[Row, ...]
+    gate: LayerGate | None = None

@@ -7,14 +7,20 @@ in block ids, kvstore in the byte spans read and written here.
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows
 from services.engine.runtime.batch import Batch
+from services.engine.runtime.gate import LayerGate
 from services.engine.runtime.loader import LoadedModel
 from services.engine.runtime.plan import StepPlan, plan_step
+from services.engine.runtime.pools import allocate_pools
 from services.engine.runtime.probe import probe
-from services.engine.runtime.runs import slot_runs
+from services.engine.runtime.runs import Run, slot_runs
+
+_LAYER_TIMEOUT_S = 1.0
+"""How long a forward waits for one layer: everything else waits for the forward."""
 
 
 class PagedRuntime:
@@ -39,18 +45,16 @@ class PagedRuntime:
         self.layout, self.vocab_size = probe(model)
         self.context_tokens = model.context_tokens
         self.eos_token_ids = model.eos_token_ids
-        num_slots = num_blocks * block_tokens
-        self._pools = tuple(
-            tuple(
-                torch.zeros(
-                    (channel.num_heads, num_slots, channel.head_dim),
-                    dtype=model.dtype,
-                    device=model.device,
-                )
-                for channel in self.layout.channels
+        pools_by_channel = [
+            allocate_pools(
+                self.layout.num_layers,
+                (channel.num_heads, num_blocks * block_tokens, channel.head_dim),
+                model.dtype,
+                model.device,
             )
-            for _ in range(self.layout.num_layers)
-        )
+            for channel in self.layout.channels
+        ]
+        self._pools = tuple(zip(*pools_by_channel, strict=True))
 
     @property
     def allocated_bytes(self) -> int:
@@ -67,10 +71,12 @@ class PagedRuntime:
 
         Returns float32 logits [rows with wants_logits, vocab_size] in row order, owned by the
         caller. Raises ValueError, before anything is written, if a row is empty or its block
-        table too short. Cost: linears over all tokens together, attention row by row.
+        table too short, and LayersMissing where the batch's gate fails: then only slots of the
+        rows' own tokens have been written, and the same batch can be computed again.
+        Cost: linears over all tokens together, attention row by row.
         """
         plan = plan_step(batch, self.block_tokens, self._model.device)
-        step = _PoolStep(plan, self._pools, self._model.device)
+        step = _PoolStep(plan, self._pools, self._model.device, batch.gate)
         with torch.inference_mode():
             logits = self._model.network(
                 input_ids=plan.token_ids,
@@ -136,14 +142,17 @@ class PagedRuntime:
         num_bytes = memoryview(data).nbytes
         if num_bytes != expected_bytes:
             raise ValueError(f"a span of {num_tokens} tokens has {expected_bytes} bytes, not {num_bytes}")
-        if not runs:
-            return
+        heads = self.layout.channels[channel].num_heads
+        rows = np.frombuffer(data, dtype=np.uint8).reshape(heads, num_tokens, -1 if num_tokens else 0)
+        self.write_rows(runs, layer, channel, rows)
+
+    def write_rows(self, runs: Sequence[Run], layer: int, channel: int, rows: npt.NDArray[np.uint8]) -> None:
+        """Put state into slots: rows are [heads, tokens, bytes of a head], as many tokens as the runs have slots."""
         pool = self._pools[layer][channel].view(torch.uint8)
-        span = np.frombuffer(data, dtype=np.uint8).reshape(pool.shape[0], num_tokens, pool.shape[2])
         offset = 0
         for first, stop in runs:
             target = pool.narrow(1, first, stop - first)
-            part = span[:, offset : offset + stop - first]
+            part = rows[:, offset : offset + stop - first]
             if target.device.type == "cpu":
                 # Not torch's copy: on another thread it would start a second team of OpenMP
                 # threads, which fight the forward's for the cores.
@@ -161,9 +170,11 @@ class _PoolStep:
         plan: StepPlan,
         pools: tuple[tuple[torch.Tensor, ...], ...],
         device: torch.device,
+        gate: LayerGate | None,
     ) -> None:
         self._plan = plan
         self._pools = pools
+        self._gate = gate
         self._gathered = None if device.type == "cpu" else gathered_rows(plan)
 
     def attend(
@@ -174,6 +185,8 @@ class _PoolStep:
         value: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
+        if self._gate is not None:
+            self._gate.wait(layer, _LAYER_TIMEOUT_S)
         key_pool, value_pool = self._pools[layer]
         key_pool.index_copy_(1, self._plan.slots, key[0])
         value_pool.index_copy_(1, self._plan.slots, value[0])

@@ -161,3 +161,22 @@ def test_two_that_compute_the_same_block_leave_one_and_lose_none(memory: Memory)
         memory.cache.release(sequence, 9)
     memory.check_accounts([])
     assert memory.tree.num_blocks == 3
+
+
+def test_a_flush_frees_what_nobody_uses_and_hides_the_rest(memory: Memory):
+    store(memory, [1] * 10)
+    store(memory, [2] * 10, scope="b")
+    held = admit(memory, [1] * 10 + [3] * 3)
+    before = memory.tree.num_blocks
+    freed = memory.tree.flush(["a", "unknown"])
+    assert memory.tree.num_blocks == before - freed
+    assert cached(memory, [1] * 10) == 0
+    assert cached(memory, [2] * 10, scope="b") == 10
+    assert memory.tree.is_flushed("a", held.root)
+    memory.check_accounts([held])
+    held.num_computed = 13
+    memory.cache.release(held, 13)
+    memory.check_accounts([])
+    assert cached(memory, [1] * 10) == 0
+    assert memory.tree.evict(memory.pool.num_blocks) > 0
+    assert memory.tree.num_blocks == 0

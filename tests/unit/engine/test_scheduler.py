@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -23,12 +24,19 @@ def next_token(prefix: Prefix, choice: int = 0) -> int:
 
 
 class Loop:
-    def __init__(self, num_blocks: int = 32, step_tokens: int = 8, max_running: int = 4) -> None:
+    def __init__(
+        self, num_blocks: int = 32, step_tokens: int = 8, max_running: int = 4, **decisions: Callable[..., bool]
+    ) -> None:
         self.memory = Memory(num_blocks, BLOCK)
         context = min(CONTEXT, num_blocks * BLOCK)
         rules = EndRules(frozenset({END}), context, lambda token: b"%d" % token)
         self.scheduler = Scheduler(
-            self.memory.cache, rules, step_tokens=step_tokens, max_running=max_running, clock=self.memory.tick
+            self.memory.cache,
+            rules,
+            step_tokens=step_tokens,
+            max_running=max_running,
+            clock=self.memory.tick,
+            **decisions,
         )
         self.terminals: list[Terminal] = []
 
@@ -245,6 +253,87 @@ def test_a_failed_restore_is_a_miss_with_its_reason():
     loop.run()
     assert output(sequence) == expected([1] * 20, 3)
     assert finished(sequence).cache.miss is MissReason.RESTORE_FAILED
+
+
+def test_a_restore_that_ends_short_says_so_and_from_where():
+    loop = Loop()
+    sequence = loop.add([1] * 20, max_tokens=3)
+    sequence.stored_tokens = 16
+    loop.step()
+    for position in range(9):
+        loop.memory.slots[loop.memory._slot(sequence, position)] = tuple([1] * (position + 1))
+    loop.scheduler.restored(sequence, 9)
+    loop.run()
+    cache = finished(sequence).cache
+    assert (cache.miss, cache.miss_at_token) == (MissReason.RESTORE_FAILED, 9)
+    assert (cache.tokens_by_tier[Tier.SSD], cache.recomputed_tokens) == (9, 11)
+
+
+def test_stored_state_that_costs_more_to_read_than_to_compute_is_left_and_named():
+    loop = Loop(is_worth_restoring=lambda resident, stored: (resident, stored) != (9, 16))
+    loop.add([1] * 9, max_tokens=1)
+    loop.run()
+    sequence = loop.add([1] * 9 + [2] * 11, max_tokens=1)
+    sequence.stored_tokens = 16
+    loop.run()
+    cache = finished(sequence).cache
+    assert sequence.gate is None
+    assert (cache.miss, cache.miss_at_token) == (MissReason.RESTORE_SKIPPED, 9)
+
+
+def test_what_was_cached_once_is_evicted_and_what_never_was_is_cold():
+    loop = Loop(was_cached=lambda sequence, at_token: sequence.token_ids[0] == 1)
+    for first, reason in ((1, MissReason.EVICTED), (2, MissReason.COLD)):
+        sequence = loop.add([first] * 9, max_tokens=1)
+        loop.run()
+        assert (finished(sequence).cache.miss, finished(sequence).cache.miss_at_token) == (reason, 0)
+    again = loop.add([2] * 9 + [3], max_tokens=1)
+    loop.run()
+    assert finished(again).cache.miss is None
+    short = loop.add([5] * 9, max_tokens=1)
+    short.stored_is_short = True
+    loop.run()
+    assert finished(short).cache.miss is MissReason.TOO_SHORT
+
+
+def test_what_follows_a_restore_is_computed_along_with_it_where_nothing_else_is_to_do():
+    loop = Loop()
+    sequence = loop.add([1] * 20, max_tokens=3)
+    sequence.stored_tokens = 16
+    loop.step()
+    assert sequence.gate is not None
+    assert loop.scheduler.schedule().rows == ()
+    sequence.gate.open(1)
+    plan = loop.scheduler.schedule()
+    assert plan.restoring is sequence
+    assert [(row.start, row.num_tokens, row.samples) for row in plan.rows] == [(16, 4, True)]
+    # Others would wait for its layers.
+    loop.add([7] * 6, max_tokens=2)
+    plan = loop.step()
+    assert plan.restoring is None
+    assert [row.sequence for row in plan.rows] != [sequence]
+    for position in range(16):
+        loop.memory.slots[loop.memory._slot(sequence, position)] = tuple([1] * (position + 1))
+    loop.scheduler.restored(sequence, 16)
+    loop.run()
+    assert output(sequence) == expected([1] * 20, 3)
+
+
+def test_a_flush_reaches_those_that_wait():
+    loop = Loop(max_running=1)
+    loop.add([1] * 9, max_tokens=1)
+    loop.run()
+    running = loop.add([3] * 5, max_tokens=8)
+    loop.step()
+    waiting = loop.add([1] * 9, max_tokens=1)
+    loop.memory.tree.flush(["a"])
+    loop.scheduler.move_to_roots(["a"])
+    loop.run()
+    assert finished(waiting).cache.tokens_by_tier == {Tier.VRAM: 0}
+    assert output(running) == expected([3] * 5, 8)
+    late = loop.add([3] * 5, max_tokens=1)
+    loop.run()
+    assert finished(late).cache.tokens_by_tier == {Tier.VRAM: 0}
 
 
 def test_a_failed_step_ends_its_requests_and_frees_their_blocks():

@@ -1,0 +1,204 @@
+"""Writes terminal states to the store, in the background and never in a request's way.
+
+Two policies. ``turn``: each state as soon as its turn is over. ``evict``: when its blocks are about to go, oldest
+first, and all that is resident when the engine drains; what a later turn has superseded by then is not written at all.
+A state that waits to be written is pinned. The queue is bounded: what finds it full is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import Counter
+
+from services.engine.prefix_tree import Node, PrefixTree
+from services.engine.request import Request
+from services.engine.runtime.paged import PagedRuntime
+from services.engine.ssd_tier import SsdTier
+from services.engine.store_client import Snapshot, SnapshotWrite, StoreClient, StoreUnavailable
+from services.identity import PAGE_TOKENS
+
+_WRITE_TIMEOUT_S = 120.0
+_MAX_CONVERSATIONS = 4096
+_log = logging.getLogger(__name__)
+_WRITES = Counter("fencepost_engine_snapshot_writes_total", "Terminal states offered to the store.", ["outcome"])
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """A terminal state: ``token_ids`` are cached behind the path to ``node``."""
+
+    request: Request
+    token_ids: bytes
+    node: Node
+
+    @property
+    def conversation(self) -> tuple[str, str] | None:
+        """Whose newest state it is; None for a request that belongs to none."""
+        key = self.request.conversation_key
+        return (self.request.cache_scope, key) if key else None
+
+
+class SnapshotWriter:
+    """Owned by the step loop's task, whose tree it pins nodes of; ``run`` must be running."""
+
+    def __init__(
+        self,
+        tier: SsdTier,
+        client: StoreClient,
+        runtime: PagedRuntime,
+        tree: PrefixTree,
+        executor: ThreadPoolExecutor,
+        *,
+        on_turn: bool,
+        max_pending: int,
+        pause: Callable[[float], float] = lambda worked_s: 0.0,
+    ) -> None:
+        self.num_pending = 0
+        """States queued and under way."""
+        self.on_unpinned: Callable[[], None] = lambda: None
+        """Called when blocks that were pinned may be evicted again: somebody may wait for them."""
+        self._tier = tier
+        self._client = client
+        self._runtime = runtime
+        self._tree = tree
+        self._executor = executor
+        self._on_turn = on_turn
+        self._max_pending = max_pending
+        self._pause = pause
+        self._queue: asyncio.Queue[Unsaved] = asyncio.Queue()
+        self._resident: OrderedDict[object, Unsaved] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], tuple[bytes, int]] = OrderedDict()
+
+    def offer(self, state: Unsaved) -> None:
+        """A turn has ended with this state."""
+        if len(state.token_ids) // 4 < self._tier.min_restore_tokens:
+            return
+        if self._on_turn:
+            self._queue_up(state)
+            return
+        key = state.conversation or state.node
+        self._resident[key] = state
+        self._resident.move_to_end(key)
+        if len(self._resident) > _MAX_CONVERSATIONS:
+            self._resident.popitem(last=False)
+
+    def press(self, num_free_blocks: int, num_blocks: int) -> None:
+        """Blocks are running short, or not: under ``evict`` the oldest state is written before its blocks go."""
+        if num_free_blocks * 8 < num_blocks and self._resident and self.num_pending == 0:
+            self._queue_up(self._resident.popitem(last=False)[1])
+
+    def forget(self, cache_scopes: Collection[str]) -> None:
+        """Write nothing of these scopes that ended before now; an empty collection means all scopes."""
+        self._resident = OrderedDict(
+            (key, state)
+            for key, state in self._resident.items()
+            if cache_scopes and state.request.cache_scope not in cache_scopes
+        )
+        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        for state in waiting:
+            if cache_scopes and state.request.cache_scope not in cache_scopes:
+                self._queue.put_nowait(state)
+            else:
+                self._done(state)
+            self._queue.task_done()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            state = await self._queue.get()
+            try:
+                blocks = [node.block_id for node in self._tree.path(state.node)]
+                await self._write(state, blocks)
+            except Exception:  # noqa: BLE001 - a write may be lost, it may not end the engine
+                _log.exception("a write failed")
+            finally:
+                self._done(state)
+                self._queue.task_done()
+
+    async def drain(self) -> None:
+        """Write all that is resident and not written yet, newest first, and wait until it is stored."""
+        while self._resident:
+            self._queue_up(self._resident.popitem()[1], is_bounded=False)
+        await self._queue.join()
+
+    def _queue_up(self, state: Unsaved, *, is_bounded: bool = True) -> None:
+        if state.node.parent is None:
+            _WRITES.labels("evicted").inc()
+        elif is_bounded and self.num_pending >= self._max_pending:
+            _WRITES.labels("queue_full").inc()
+        else:
+            self._tree.pin(state.node)
+            self.num_pending += 1
+            self._queue.put_nowait(state)
+
+    def _done(self, state: Unsaved) -> None:
+        self._tree.unpin(state.node)
+        self.num_pending -= 1
+        self.on_unpinned()
+
+    async def _write(self, state: Unsaved, block_ids: Sequence[int]) -> None:
+        """Only the pages that the store lacks, and the tail."""
+        request, token_ids = state.request, state.token_ids
+        namespace = self._tier.namespace(request.cache_scope)
+        keys = self._tier.page_keys(request.cache_scope, token_ids)
+        manifest_id = hashlib.blake2b(namespace + token_ids, digest_size=16).digest()
+        parent, round_ = (None, -1) if state.conversation is None else self._heads.get(state.conversation, (None, -1))
+        snapshot = Snapshot(
+            namespace=namespace,
+            manifest_id=manifest_id,
+            parent_manifest_id=None if parent == manifest_id else parent,
+            round=round_ + 1,
+            token_ids=token_ids,
+            page_keys=keys,
+            resident_bytes=len(token_ids) // 4 * self._runtime.layout.bytes_per_token,
+            tenant=request.tenant,
+        )
+        try:
+            async with self._client.write(snapshot, _WRITE_TIMEOUT_S) as write:
+                for page in write.needed_pages:
+                    await self._send(write, keys[page], block_ids, token_ids, page * PAGE_TOKENS, PAGE_TOKENS)
+                first = len(keys) * PAGE_TOKENS
+                if (rest := len(token_ids) // 4 - first) > 0:
+                    await self._send(write, None, block_ids, token_ids, first, rest)
+                dropped = await write.commit()
+        except (StoreUnavailable, TimeoutError) as error:
+            dropped = str(error)
+        if dropped is not None:
+            _WRITES.labels("dropped").inc()
+            _log.warning("disk tier: a terminal state of %d tokens was not stored: %s", len(token_ids) // 4, dropped)
+            return
+        _WRITES.labels("stored").inc()
+        if state.conversation is not None:
+            self._heads[state.conversation] = (manifest_id, round_ + 1)
+            self._heads.move_to_end(state.conversation)
+            if len(self._heads) > _MAX_CONVERSATIONS:
+                self._heads.popitem(last=False)
+
+    async def _send(
+        self,
+        write: SnapshotWrite,
+        page_key: bytes | None,
+        block_ids: Sequence[int],
+        token_ids: bytes,
+        first: int,
+        count: int,
+    ) -> None:
+        layout = self._runtime.layout
+        ids = token_ids[first * 4 : (first + count) * 4]
+        loop = asyncio.get_running_loop()
+        for layer in range(layout.num_layers):
+            started_s = time.monotonic()
+            for channel in range(len(layout.channels)):
+                read = partial(self._runtime.read_span, block_ids, first, count, layer, channel)
+                data = await loop.run_in_executor(self._executor, read)
+                await write.send(page_key, layer, channel, data, ids)
+            await asyncio.sleep(self._pause(time.monotonic() - started_s))
