@@ -28,6 +28,9 @@ from services.identity import PAGE_TOKENS
 
 _WRITE_TIMEOUT_S = 120.0
 _MAX_CONVERSATIONS = 4096
+_SHORT = 0.25
+"""Share of free blocks below which states are written that are not yet evicted."""
+_AT_ONCE = 2
 _log = logging.getLogger(__name__)
 _WRITES = Counter("fencepost_engine_snapshot_writes_total", "Terminal states offered to the store.", ["outcome"])
 
@@ -92,8 +95,8 @@ class SnapshotWriter:
             self._resident.popitem(last=False)
 
     def press(self, num_free_blocks: int, num_blocks: int) -> None:
-        """Blocks are running short, or not: under ``evict`` the oldest state is written before its blocks go."""
-        if num_free_blocks * 8 < num_blocks and self._resident and self.num_pending == 0:
+        """Blocks are running short, or not: under ``evict`` the oldest states are written before their blocks go."""
+        while num_free_blocks < _SHORT * num_blocks and self._resident and self.num_pending < _AT_ONCE:
             self._queue_up(self._resident.popitem(last=False)[1])
 
     def forget(self, cache_scopes: Collection[str]) -> None:

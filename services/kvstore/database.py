@@ -169,7 +169,7 @@ class Database:
             rows.status()
         return found
 
-    def blob_ids(self, known: Sequence[BlobId] = ()) -> set[BlobId]:
+    def blob_ids(self) -> set[BlobId]:
         """Every blob that has chunks, at no cost. One whose file is damaged is present, for its reader to find out."""
         with self._using(writing=False):
             return self._log.blob_ids()
