@@ -64,7 +64,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
     tree = PrefixTree(config.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
     rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
     seen = SeenPages()
-    keys = partial(_page_keys, loaded.identity.tokenizer_fingerprint)
+    keys = partial(_keys_of, loaded.identity.tokenizer_fingerprint)
     async with AsyncExitStack() as stack:
         compute = stack.enter_context(ThreadPoolExecutor(1, "compute"))
         tier, client, copying = None, None, stack.enter_context(ThreadPoolExecutor(1, "state"))
@@ -104,7 +104,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
             writer,
             compute,
             loaded.prefill_cost,
-            page_keys=keys,
+            keys_of=keys,
             seen=seen,
             context_tokens=loaded.context_tokens,
             max_waiting=config.max_waiting,
@@ -149,7 +149,7 @@ def _tier(
     )
 
 
-def _page_keys(fingerprint: str, cache_scope: str, token_ids: bytes) -> list[bytes]:
+def _keys_of(fingerprint: str, cache_scope: str, token_ids: bytes) -> list[bytes]:
     return page_keys(page_key_secret(cache_scope, fingerprint), token_ids)
 
 

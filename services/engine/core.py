@@ -76,7 +76,7 @@ class EngineCore:
         compute: ThreadPoolExecutor,
         prefill_cost: PrefillCost,
         *,
-        page_keys: Callable[[str, bytes], list[bytes]],
+        keys_of: Callable[[str, bytes], list[bytes]],
         seen: SeenPages,
         context_tokens: int,
         max_waiting: int,
@@ -88,7 +88,7 @@ class EngineCore:
         self._writer = writer
         self._compute = compute
         self._prefill_cost = prefill_cost
-        self._page_keys = page_keys
+        self._keys_of = keys_of
         self._seen = seen
         self.context_tokens = context_tokens
         self._max_waiting = max_waiting
@@ -298,7 +298,7 @@ class EngineCore:
         if self._cache.tree.is_flushed(request.cache_scope, sequence.root):
             return
         token_ids = sequence.ids(0, terminal.num_tokens)
-        self._seen.add(self._page_keys(request.cache_scope, token_ids))
+        self._seen.add(self._keys_of(request.cache_scope, token_ids))
         if self._writer is not None and request.persist and not sequence.choice:
             self._writer.offer(Unsaved(request, token_ids, terminal.node))
 

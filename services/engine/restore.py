@@ -30,14 +30,6 @@ from services.engine.tiles import Owner, Span, Tile, cut, spans
 _log = logging.getLogger(__name__)
 
 
-class BadPiece(Exception):
-    """A piece is not what was asked for."""
-
-    def __init__(self, owner: int, message: str) -> None:
-        super().__init__(message)
-        self.owner = owner
-
-
 @dataclass(frozen=True, slots=True)
 class Means:
     """What restores work with.
@@ -78,15 +70,14 @@ class Restore:
         staging = self._means.staging
         tiles = cut(self._means.runtime.layout, self._owners, None if staging is None else staging.file_bytes)
         begin = partial(self._begin, namespace, lease_id, timeout_s)
-        ahead, current = asyncio.create_task(begin(tiles[0])), None
+        ahead: asyncio.Task[_Read | None] | None = asyncio.create_task(begin(tiles[0]))
         try:
             async with asyncio.timeout(timeout_s):
                 for index in range(len(tiles)):
-                    current = ahead
-                    read = await current
-                    if index + 1 < len(tiles):
-                        # Under way while this one is copied into place.
-                        ahead = asyncio.create_task(begin(tiles[index + 1]))
+                    assert ahead is not None
+                    read = await asyncio.shield(ahead)
+                    # Under way while this one is copied into place.
+                    ahead = asyncio.create_task(begin(tiles[index + 1])) if index + 1 < len(tiles) else None
                     if read is not None:
                         await self._consume(read)
                     if self.num_usable == 0:
@@ -96,7 +87,7 @@ class Restore:
             self.num_usable = 0
             raise
         finally:
-            if ahead is not current:
+            if ahead is not None:
                 self._means.hold(self._give_up(ahead))
             # The executor is first in, first out: when this no-op has run, so has every write before it.
             await asyncio.shield(loop.run_in_executor(self._means.executor, lambda: None))
@@ -131,18 +122,19 @@ class Restore:
                     filling.skip(self.num_usable)
                     continue
                 await self._copy(filling.add(event))
+                if filling.fault is not None:
+                    _log.warning("disk tier: a store sent %s", filling.fault)
+                    break
                 # Of the last owners only: what lies before them came with an earlier tile.
                 if read.tile.last_owner >= self.num_usable:
                     self._gate.open(filling.num_layers)
                 await asyncio.sleep(self._means.pause(time.monotonic() - started_s))
                 started_s = time.monotonic()
-            is_quiet = True
-            if filling.next_owner is not None:
-                self._shorten(filling.next_owner)
-        except BadPiece as error:
-            _log.warning("disk tier: %s", error)
-            self._shorten(error.owner)
+            else:
+                is_quiet = True
         finally:
+            if (owner := filling.missing_from) is not None:
+                self._shorten(owner)
             if is_quiet:
                 read.give_back(self._means.staging, is_quiet=True)
             else:
@@ -164,17 +156,21 @@ class Restore:
             self._gate.fail()
 
     def _write(self, jobs: Sequence[_Job]) -> int | None:
-        """Check and copy, on the executor's thread; the first owner that is bad."""
+        """Check and copy, on the executor's thread; the first owner that is bad, behind which nothing is copied."""
+        bad: int | None = None
         for job in jobs:
+            if bad is not None and job.span.owner >= bad:
+                continue
             if any(crc32c(piece.data) != piece.crc32c for piece in job.pieces):
-                return job.span.owner
+                bad = job.span.owner
+                continue
             owner = self._owners[job.span.owner]
             data = job.pieces[0].data if len(job.pieces) == 1 else b"".join(piece.data for piece in job.pieces)
             heads = self._means.runtime.layout.channels[job.span.channel].num_heads
             rows = np.frombuffer(data, dtype=np.uint8).reshape(heads, owner.num_tokens, -1)
             wanted = rows[:, owner.use_from - owner.first_token : owner.use_to - owner.first_token]
             self._means.runtime.write_rows(self._runs[job.span.owner], job.span.layer, job.span.channel, wanted)
-        return None
+        return bad
 
     async def _give_up(self, ahead: asyncio.Task[_Read | None]) -> None:
         if ahead.cancel():
@@ -212,7 +208,7 @@ class _Job:
 
 
 class _Filling:
-    """Checks that the pieces of a tile come as they must."""
+    """Checks that the pieces of a tile come as they must; with the first one that does not, it stops."""
 
     def __init__(self, layout: StateLayout, owners: Sequence[Owner], tile: Tile) -> None:
         self._layout = layout
@@ -223,11 +219,15 @@ class _Filling:
         self._end = tile.last_owner
         self._pieces: list[Piece] = []
         self._num_bytes = 0
+        self.fault: str | None = None
+        """What is wrong with a piece."""
 
     @property
-    def next_owner(self) -> int | None:
-        """Whose bytes are missing still; None when the tile is whole."""
-        return None if self._next is None else self._next.owner
+    def missing_from(self) -> int | None:
+        """The first owner of whose layers one is missing still; None when the tile is whole."""
+        if self._next is None:
+            return None
+        return self._next.owner if self._next.layer == self._tile.layers[-1] else self._tile.first_owner
 
     @property
     def num_layers(self) -> int:
@@ -241,33 +241,34 @@ class _Filling:
             self._advance()
 
     def add(self, pieces: Sequence[Piece]) -> list[_Job]:
-        """The spans that these complete. Raises BadPiece."""
+        """The spans that these complete, up to the first fault."""
         jobs: list[_Job] = []
         for piece in pieces:
-            jobs += self._add(piece)
+            if self._next is None:
+                self.fault = "a piece too many"
+                break
+            self.fault = self._fault(piece, self._next)
+            if self.fault is not None:
+                break
+            self._pieces.append(piece)
+            self._num_bytes += len(piece.data)
+            if self._num_bytes == piece.total:
+                jobs.append(_Job(self._next, self._pieces))
+                self._advance()
         return jobs
 
-    def _add(self, piece: Piece) -> list[_Job]:
-        span = self._next
-        if span is None:
-            raise BadPiece(self._tile.first_owner, "a piece too many")
+    def _fault(self, piece: Piece, span: Span) -> str | None:
         owner = self._owners[span.owner]
         place = None if owner.page_key is None else span.owner - self._tile.first_owner
         if (piece.page, piece.layer, piece.channel, piece.offset) != (place, span.layer, span.channel, self._num_bytes):
-            raise BadPiece(span.owner, "a piece out of order")
+            return "a piece out of order"
         if piece.total != self._layout.span_bytes(span.channel, owner.num_tokens):
-            raise BadPiece(span.owner, "a piece of another layout")
+            return "a piece of another layout"
         if (span.layer, span.channel, piece.offset) == (0, 0, 0) and piece.token_ids != owner.token_ids:
-            raise BadPiece(span.owner, "a page of other tokens")
-        self._pieces.append(piece)
-        self._num_bytes += len(piece.data)
-        if self._num_bytes > piece.total:
-            raise BadPiece(span.owner, "a piece that is too long")
-        if self._num_bytes < piece.total:
-            return []
-        job = _Job(span, self._pieces)
-        self._advance()
-        return [job]
+            return "a page of other tokens"
+        if not 0 < len(piece.data) <= piece.total - self._num_bytes:
+            return "a piece of a wrong length"
+        return None
 
     def _advance(self) -> None:
         self._pieces, self._num_bytes = [], 0

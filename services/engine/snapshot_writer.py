@@ -152,7 +152,7 @@ class SnapshotWriter:
         """Only the pages that the store lacks, and the tail."""
         request, token_ids = state.request, state.token_ids
         namespace = self._tier.namespace(request.cache_scope)
-        keys = self._tier.page_keys(request.cache_scope, token_ids)
+        keys = self._tier.keys_of(request.cache_scope, token_ids)
         manifest_id = hashlib.blake2b(namespace + token_ids, digest_size=16).digest()
         parent, round_ = (None, -1) if state.conversation is None else self._heads.get(state.conversation, (None, -1))
         snapshot = Snapshot(

@@ -125,7 +125,7 @@ class SsdTier:
             numerics=_NUMERICS,
         )
 
-    def page_keys(self, cache_scope: str, token_ids: bytes) -> list[bytes]:
+    def keys_of(self, cache_scope: str, token_ids: bytes) -> list[bytes]:
         """Keys of a prompt's whole pages."""
         return page_keys(page_key_secret(cache_scope, self._identity.tokenizer_fingerprint), token_ids)
 
@@ -135,7 +135,7 @@ class SsdTier:
         if reusable - resident_tokens < self.min_restore_tokens:
             return Lookup(None)
         ids = request.token_ids[: reusable * 4]
-        keys = self.page_keys(request.cache_scope, ids)
+        keys = self.keys_of(request.cache_scope, ids)
         first_page = min(resident_tokens // PAGE_TOKENS, len(keys))
         behind = ids[first_page * PAGE_TOKENS * 4 :]
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
 
@@ -16,6 +17,25 @@ def tokens_by_tier(cached: tokenizer_pb2.Cached) -> dict[str, int]:
     for entry in cached.by_tier:
         tokens[_name(entry.tier)] = tokens.get(_name(entry.tier), 0) + entry.tokens
     return tokens
+
+
+def details(counted: tokenizer_pb2.Usage) -> dict[str, Any]:
+    """What a usage says beside the protocol's own numbers: tiers, what was computed, what was missed."""
+    cached = counted.cached
+    found: dict[str, Any] = {
+        "cached_tokens_by_tier": tokens_by_tier(cached),
+        "recomputed_tokens": cached.recomputed_tokens,
+    }
+    if counted.timings.restored_ms:
+        found["restored_ms"] = round(counted.timings.restored_ms, 1)
+    if cached.HasField("miss"):
+        miss = cached.miss
+        found["cache_miss"] = {
+            "reason": miss.reason,
+            **({"at_token": miss.at_token} if miss.HasField("at_token") else {}),
+            **({"segment": miss.segment} if miss.HasField("segment") else {}),
+        }
+    return found
 
 
 def header(cached: tokenizer_pb2.Cached) -> str:

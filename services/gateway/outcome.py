@@ -42,7 +42,7 @@ def usage(usages: Sequence[tokenizer_pb2.Usage]) -> dict[str, Any]:
         "total_tokens": counted.prompt_tokens + output_tokens,
         "prompt_tokens_details": {
             "cached_tokens": sum(tokens_by_tier.values()),
-            "cached_tokens_by_tier": tokens_by_tier,
+            **cached.details(counted),
         },
         "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in usages)},
     }

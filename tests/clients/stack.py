@@ -116,7 +116,7 @@ def run_stack(folder: Path, model: Path, *, thinks: bool, gateway_flags: tuple[s
         start("services.kvstore", "--listen", kvstore, "--data-dir", str(folder / "kv"))
         start(
             *("tests.clients.scripted_engine", "--listen", engine, "--model", str(model), "--kvstore", kvstore),
-            *("--vram-bytes", VRAM_BYTES),
+            *("--vram-bytes", VRAM_BYTES, "--restore", "always"),
             **scripted,
         )
         start(

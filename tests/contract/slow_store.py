@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ class SlowStore(snapshot_pb2_grpc.SnapshotServiceServicer):
         self.bytes_per_s = bytes_per_s
         self.bytes_read = 0
         self.fail_after_bytes: int | None = None
+        self.tamper: Callable[[list[snapshot_pb2.Chunk]], list[snapshot_pb2.Chunk] | None] = lambda chunks: chunks
+        """What becomes of a message's chunks; None ends the stream."""
         self._stub = stub
         self._link = asyncio.Lock()
 
@@ -39,6 +41,11 @@ class SlowStore(snapshot_pb2_grpc.SnapshotServiceServicer):
             self.bytes_read += num_bytes
             if self.fail_after_bytes is not None and self.bytes_read > self.fail_after_bytes:
                 raise ConnectionError("the link broke")
+            chunks = self.tamper(list(response.chunks))
+            if chunks is None:
+                return
+            del response.chunks[:]
+            response.chunks.extend(chunks)
             yield response
 
     async def Write(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:

@@ -65,7 +65,11 @@ async def test_answer_in_one_piece(client: httpx.AsyncClient, tokenizer: Scripte
         "prompt_tokens": 135,
         "completion_tokens": 7,
         "total_tokens": 142,
-        "prompt_tokens_details": {"cached_tokens": 128, "cached_tokens_by_tier": {"vram": 120, "ssd": 8}},
+        "prompt_tokens_details": {
+            "cached_tokens": 128,
+            "cached_tokens_by_tier": {"vram": 120, "ssd": 8},
+            "recomputed_tokens": 7,
+        },
         "completion_tokens_details": {"reasoning_tokens": 2},
     }
     assert response.headers["x-fencepost-cache"] == "vram=120 ssd=0 recomputed=15 miss=cold"
@@ -371,3 +375,20 @@ async def test_answers_are_served_one_after_another(client: httpx.AsyncClient, t
     for _ in range(3):
         assert (await stream_of(client))[-1] == "[DONE]"
     assert len(tokenizer.requests) == 3
+
+
+async def test_usage_says_what_was_read_and_why_the_rest_was_not(
+    client: httpx.AsyncClient, tokenizer: ScriptedTokenizer
+) -> None:
+    end = finished(vram=0, ssd=100)
+    end.finished.usage.timings.restored_ms = 12.34
+    end.finished.usage.cached.miss.CopyFrom(tokenizer_pb2.Miss(reason="forked", at_token=100, segment="message 2"))
+    tokenizer.script = [admitted(), text("a"), end]
+    usage = (await client.post("/v1/chat/completions", json=body())).json()["usage"]
+    assert usage["prompt_tokens_details"] == {
+        "cached_tokens": 100,
+        "cached_tokens_by_tier": {"vram": 0, "ssd": 100},
+        "recomputed_tokens": 35,
+        "restored_ms": 12.3,
+        "cache_miss": {"reason": "forked", "at_token": 100, "segment": "message 2"},
+    }

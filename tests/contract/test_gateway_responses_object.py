@@ -85,6 +85,7 @@ async def test_a_response_has_every_key(client: httpx.AsyncClient, tokenizer: Sc
                 "cached_tokens": 128,
                 "cache_write_tokens": 0,
                 "cached_tokens_by_tier": {"vram": 120, "ssd": 8},
+                "recomputed_tokens": 7,
             },
             "output_tokens": 7,
             "output_tokens_details": {"reasoning_tokens": 2},

@@ -339,6 +339,7 @@ async def test_usage_has_all_numbers(official: AsyncOpenAI, tokenizer: ScriptedT
             "cached_tokens": 108,
             "cache_write_tokens": 0,
             "cached_tokens_by_tier": {"vram": 100, "ssd": 8},
+            "recomputed_tokens": 27,
         },
         "output_tokens": 7,
         "output_tokens_details": {"reasoning_tokens": 2},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fencepost.engine.v1 import engine_pb2 as pb
+from fencepost.kvstore.v1 import snapshot_pb2
 
 from tests.contract.engine_client import run_engine, run_kvstore, write_tiny_engine_model
 from tests.contract.slow_store import run_slow_store
@@ -110,6 +111,57 @@ async def test_a_link_that_breaks_loses_the_hit_and_not_the_request(store: str, 
         assert answer.usage.cached.miss.reason == pb.MISS_REASON_RESTORE_FAILED
         load = await engine.settled()
         assert (load.held_blocks, load.leases) == (0, 0)
+    assert answer.ids == await cold(model, [*ids, 9], 5)
+
+
+def _flip(chunk: snapshot_pb2.Chunk) -> None:
+    chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
+
+
+def _other_ids(chunk: snapshot_pb2.Chunk) -> None:
+    chunk.token_ids = chunk.token_ids[::-1]
+
+
+def _another_layout(chunk: snapshot_pb2.Chunk) -> None:
+    chunk.total += 64
+
+
+def _elsewhere(chunk: snapshot_pb2.Chunk) -> None:
+    chunk.layer += 1
+
+
+@pytest.mark.parametrize("at", [0, 4, 9, 31, 39])
+@pytest.mark.parametrize("change", [_flip, _other_ids, _another_layout, _elsewhere, None, "end", "twice"])
+async def test_whatever_a_store_sends_wrong_shortens_the_hit(store: str, model: Path, change: object, at: int):
+    """``at`` counts chunks: four pages and a tail in four layers of two channels."""
+    ids = prompt(8, 1_100)
+    await stored(store, model, ids)
+    seen = 0
+
+    def tamper(chunks: list[snapshot_pb2.Chunk]) -> list[snapshot_pb2.Chunk] | None:
+        nonlocal seen
+        index, seen = at - seen, seen + len(chunks)
+        if 0 <= index < len(chunks):
+            if change == "end":
+                return None
+            if change == "twice":
+                return [*chunks[: index + 1], chunks[index], *chunks[index + 1 :]]
+            if change is None:
+                return [*chunks[:index], *chunks[index + 1 :]]
+            change(chunks[index])  # type: ignore[operator]
+        return chunks
+
+    async with run_slow_store(store) as (slow, address), run_engine(model, address) as engine:
+        slow.tamper = tamper
+        answer = await engine.generate([*ids, 9], 5, persist=False)
+        assert seen == 40 or change == "end"
+        cached = answer.cached(pb.TIER_SSD)
+        # Only the first chunk of a page has ids to be looked at, and behind the last one everything is there.
+        is_harmless = (change is _other_ids and at not in (0, 2, 4, 6, 8)) or (change == "twice" and at == 39)
+        assert cached == 1_100 if is_harmless else cached in (0, 256, 512, 768, 1_024)
+        if change is _flip:
+            assert cached == 256 * (at // 2 % 5)
+        assert (await engine.settled()).held_blocks == 0
     assert answer.ids == await cold(model, [*ids, 9], 5)
 
 

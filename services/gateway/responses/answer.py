@@ -187,7 +187,7 @@ def usage_of(counted: tokenizer_pb2.Usage) -> dict[str, Any]:
         "input_tokens_details": {
             "cached_tokens": sum(tokens_by_tier.values()),
             "cache_write_tokens": 0,
-            "cached_tokens_by_tier": tokens_by_tier,
+            **cached.details(counted),
         },
         "output_tokens": counted.output_tokens,
         "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
