@@ -136,9 +136,12 @@ def _plain_copy_s(path: Path, num_bytes: int) -> float:
 
 
 async def _gaps(stack: Stack) -> dict[str, float]:
-    """Gaps between the tokens of one stream: alone, beside restores, beside writes; in turns, in one run."""
+    """Gaps between the tokens of one stream: alone, beside restores, beside writes; in turns, in one run.
+
+    "hits" are the same requests as those that restore, served from memory: what they cost by themselves.
+    """
     rng = random.Random(7)
-    gaps: dict[str, list[float]] = {"alone": [], "restores": [], "writes": []}
+    gaps: dict[str, list[float]] = {"alone": [], "hits": [], "restores": [], "writes": []}
     async with serving_stack(stack):
         stored = [_ids(rng, 2_048) for _ in range(3)]
         for ids in stored:
@@ -149,6 +152,12 @@ async def _gaps(stack: Stack) -> dict[str, float]:
             while not stop.is_set():
                 await stack.flush("stored", pb.TIER_VRAM)
                 await stack.engine.generate(rng.choice(stored), 1, "stored", persist=False)
+
+        async def hits(stop: asyncio.Event) -> None:
+            while not stop.is_set():
+                await stack.engine.generate(rng.choice(stored), 1, "stored", persist=False)
+                # As often as restores come to their end.
+                await asyncio.sleep(0.5)
 
         async def writes(stop: asyncio.Event) -> None:
             # Resident state under new names: written without anything to compute first.
@@ -162,7 +171,7 @@ async def _gaps(stack: Stack) -> dict[str, float]:
             await stop.wait()
 
         for _ in range(3):
-            for name, beside in (("alone", alone), ("restores", restores), ("writes", writes)):
+            for name, beside in (("alone", alone), ("hits", hits), ("restores", restores), ("writes", writes)):
                 stop = asyncio.Event()
                 task = asyncio.create_task(beside(stop))
                 gaps[name] += await _stream_gaps(stack, _ids(rng, 200))
@@ -173,6 +182,7 @@ async def _gaps(stack: Stack) -> dict[str, float]:
     return {
         "token_gap_p99_ratio_restores": p99["restores"] / p99["alone"],
         "token_gap_p99_ratio_writes": p99["writes"] / p99["alone"],
+        "token_gap_p99_ratio_hits": p99["hits"] / p99["alone"],
         "token_gap_median_ratio_restores": median["restores"] / median["alone"],
         "token_gap_median_ratio_writes": median["writes"] / median["alone"],
         "token_gap_p99_ms_alone": 1e3 * p99["alone"],

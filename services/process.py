@@ -31,6 +31,9 @@ from services.settings import SettingsError, setting
 _SETTLE_S = 5.0
 """How long calls that were cut may take to let go of what they use before it is closed."""
 
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that comes back from a library call may have to wait for another one's Python. The default of 5 ms is
+longer than a layer takes to compute or a chunk to copy."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +60,7 @@ def main(service: str, cls: type[_Settings], build: Build[_Settings], argv: Sequ
     ``build`` opens what the service needs, registers its servicers on the server, yields their full names, and closes
     what it opened. Whatever stops the start is one line on standard error.
     """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         config = settings.load(cls, service, sys.argv[1:] if argv is None else argv, os.environ)
         configure_logging(config.log_level)

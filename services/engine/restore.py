@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,10 +24,11 @@ from services.engine.runtime.gate import LayerGate
 from services.engine.runtime.layout import StateLayout
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.runtime.runs import Run, slot_runs
-from services.engine.staging import LentFile, Staging
+from services.engine.staging import NUM_FILES, LentFile, Staging
 from services.engine.store_client import Piece, ReadQuery, Skipped, StoreClient, StoreRead, StoreUnavailable
 from services.engine.tiles import Owner, Span, Tile, cut, spans
 
+_NUM_AHEAD = NUM_FILES
 _log = logging.getLogger(__name__)
 
 
@@ -70,14 +72,16 @@ class Restore:
         staging = self._means.staging
         tiles = cut(self._means.runtime.layout, self._owners, None if staging is None else staging.file_bytes)
         begin = partial(self._begin, namespace, lease_id, timeout_s)
-        ahead: asyncio.Task[_Read | None] | None = asyncio.create_task(begin(tiles[0]))
+        waiting = deque(tiles)
+        ahead: deque[asyncio.Task[_Read | None]] = deque()
         try:
             async with asyncio.timeout(timeout_s):
-                for index in range(len(tiles)):
-                    assert ahead is not None
-                    read = await asyncio.shield(ahead)
-                    # Under way while this one is copied into place.
-                    ahead = asyncio.create_task(begin(tiles[index + 1])) if index + 1 < len(tiles) else None
+                while waiting or ahead:
+                    # Under way while others are copied into place: a disk is fast only when it is asked ahead.
+                    while waiting and len(ahead) < _NUM_AHEAD:
+                        ahead.append(asyncio.create_task(begin(waiting.popleft())))
+                    read = await asyncio.shield(ahead[0])
+                    ahead.popleft()
                     if read is not None:
                         await self._consume(read)
                     if self.num_usable == 0:
@@ -87,8 +91,8 @@ class Restore:
             self.num_usable = 0
             raise
         finally:
-            if ahead is not None:
-                self._means.hold(self._give_up(ahead))
+            for task in ahead:
+                self._means.hold(self._give_up(task))
             # The executor is first in, first out: when this no-op has run, so has every write before it.
             await asyncio.shield(loop.run_in_executor(self._means.executor, lambda: None))
 

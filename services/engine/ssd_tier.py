@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,11 +139,17 @@ class SsdTier:
         keys = self.keys_of(request.cache_scope, ids)
         first_page = min(resident_tokens // PAGE_TOKENS, len(keys))
         behind = ids[first_page * PAGE_TOKENS * 4 :]
+        match = self._means.client.match(self.namespace(request.cache_scope), keys, first_page, behind)
+        asked = asyncio.create_task(match)
         try:
-            found = await self._means.client.match(self.namespace(request.cache_scope), keys, first_page, behind)
+            # Not cancelled with its caller: what the store has leased by then must be given back.
+            found = await asyncio.shield(asked)
         except StoreUnavailable as error:
             _log.warning("disk tier: no lookup: %s", error)
             return Lookup(None)
+        except asyncio.CancelledError:
+            self._hold(self._forget(asked))
+            raise
         if not found.lease_id:
             return Lookup(None)
         self.num_leases += 1
@@ -236,6 +243,12 @@ class SsdTier:
             raise
         self._read_cost.observe(restore.num_bytes, time.monotonic() - began_s)
         return restore.num_usable
+
+    async def _forget(self, asked: asyncio.Task[StoredPrefix]) -> None:
+        """Give back the lease of a lookup that nobody waits for any more."""
+        with suppress(StoreUnavailable):
+            if lease_id := (await asked).lease_id:
+                await self._means.client.release(lease_id)
 
     async def _release(self, hit: StoredHit) -> None:
         self.num_leases -= 1

@@ -1,6 +1,6 @@
 """Memory lent to a store on this host, into which it puts what a restore reads.
 
-Two files in a folder that both processes can open, on a file system in memory: one is filled while the other is copied
+Some files in a folder that both processes can open, on a file system in memory: some are filled while another is copied
 out of. They are made once and used again and again, because taking memory from the system costs more than filling it.
 """
 
@@ -14,6 +14,7 @@ import secrets
 import time
 from pathlib import Path
 
+NUM_FILES = 2
 _PREFIX = "fencepost-"
 _SETTLED_S = 10.0
 
@@ -46,16 +47,16 @@ class LentFile:
 
 
 class Staging:
-    """The two files. Owned by the event loop."""
+    """The files. Owned by the event loop."""
 
     def __init__(self, directory: Path, num_bytes: int) -> None:
-        """``num_bytes`` of both together. Raises OSError."""
+        """``num_bytes`` of all together. Raises OSError."""
         _remove_abandoned(directory)
         self._directory = directory
         self._is_closed = False
-        self.file_bytes = num_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+        self.file_bytes = num_bytes // NUM_FILES // mmap.PAGESIZE * mmap.PAGESIZE
         self._free: asyncio.Queue[LentFile] = asyncio.Queue()
-        self._files = [LentFile(directory, self.file_bytes) for _ in range(2)]
+        self._files = [LentFile(directory, self.file_bytes) for _ in range(NUM_FILES)]
         for file in self._files:
             self._free.put_nowait(file)
 
@@ -75,7 +76,7 @@ class Staging:
         self._free.put_nowait(file)
 
     def close(self) -> None:
-        """Remove both files."""
+        """Remove the files."""
         self._is_closed = True
         for file in self._files:
             file.remove()

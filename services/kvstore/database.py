@@ -152,6 +152,11 @@ class Database:
                 return self._log.get_many(keys)
             return cast("list[bytes | None]", rocks.families[family].get(cast("list[Any]", list(keys))))
 
+    def read_ahead(self, blob_ids: Iterable[BlobId]) -> None:
+        """Have the system read what is about to be asked for in another order than it lies on disk."""
+        with self._using(writing=False):
+            self._log.read_ahead(blob_ids)
+
     def scan(self, family: Family, prefix: bytes, limit: int, after: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` rows whose key starts with ``prefix``, in key order, behind the key ``after``."""
         found: list[tuple[bytes, bytes]] = []

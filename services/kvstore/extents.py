@@ -66,6 +66,11 @@ class Extents:
         self.live_bytes += num_bytes
         return True
 
+    def live_bytes_of(self, piece: Piece) -> int:
+        """What a piece takes, if it is alive."""
+        extent = self._find(piece)
+        return 0 if extent is None else extent.live.get(piece, 0)
+
     def discard(self, piece: Piece) -> None:
         """Count a piece as dead."""
         extent = self._find(piece)

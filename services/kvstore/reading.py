@@ -6,8 +6,9 @@ Checked chunks are handed on as bytes, or put into a region of shared memory tha
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from crc32c import crc32c
@@ -28,10 +29,12 @@ from services.kvstore.state import (
     Owner,
     Page,
     PageKey,
+    Span,
 )
 from services.kvstore.store import Store
 
-_HOP_BYTES = 4 * 2**20
+_HOP_BYTES = 8 * 2**20
+_AT_ONCE = 4
 _UNAVAILABLE = "unavailable"
 """Why a chunk is not sent that may be whole: the database does not answer."""
 
@@ -66,7 +69,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Item:
     """A chunk to read: its key, what it must say about itself, and the ids it must carry (first chunk only).
 
@@ -133,7 +136,7 @@ async def read(store: Store, query: ReadQuery) -> AsyncGenerator[list[ReadChunk]
     generation = store.database.generation
     items = plan(pages, manifest, query.order, query.layers)
     if query.region is not None:
-        items = _placed(items, query.region)
+        _place(items, query.region)
     is_short = len(pages) < num_asked or (query.manifest_id is not None and manifest is None)
     # Early where every page is waited for from the start, in its place where pages follow one another.
     if is_short and query.order is Order.LAYER_MAJOR:
@@ -141,6 +144,10 @@ async def read(store: Store, query: ReadQuery) -> AsyncGenerator[list[ReadChunk]
     # Held for the length of the read, whatever becomes of the lease.
     pin = Pin(namespace, tuple(page.key for page in pages), manifest and manifest.manifest_id)
     store.pins.pin(pin)
+    if query.order is Order.LAYER_MAJOR and items and (query.layers is None or query.layers.start == 0):
+        # Once for all the layers that will be asked for.
+        work = store.database.run(store.database.read_ahead, [page.blob.blob_id for page in pages])
+        store.background.spawn(work)
     hops = _hops(items)
     ahead = _start(store.database, hops, query.region)
     usable = num_asked + 1
@@ -181,27 +188,29 @@ def _items(
     token_ids: bytes,
     layers: range | None,
 ) -> list[Item]:
-    totals = blob.totals()
+    spans = blob.spans
+    if layers is not None:
+        spans = spans[bisect_left(spans, layers.start, key=_layer) : bisect_left(spans, layers.stop, key=_layer)]
+    totals = {(span.layer, span.channel): span.offset + span.length for span in spans}
     items: list[Item] = []
-    for span in blob.spans:
-        if layers is not None and span.layer not in layers:
-            continue
-        total = totals[span.layer, span.channel]
-        head = ChunkHead(*what, span.layer, span.channel, span.offset, total)
+    for span in spans:
+        head = ChunkHead(*what, span.layer, span.channel, span.offset, totals[span.layer, span.channel])
         is_first = span is blob.spans[0]
         items.append(Item(index, chunk_key(blob.blob_id, span), head, span.length, token_ids if is_first else b""))
     return items
 
 
-def _placed(items: list[Item], region: SharedRegion) -> list[Item]:
-    placed: list[Item] = []
+def _layer(span: Span) -> int:
+    return span.layer
+
+
+def _place(items: list[Item], region: SharedRegion) -> None:
     end = 0
     for item in items:
-        placed.append(replace(item, place=end))
+        item.place = end
         end += item.length
     if end > region.length:
         raise InvalidRequestError(f"region.length: {end} bytes were asked for")
-    return placed
 
 
 def _hops(items: list[Item]) -> Iterator[list[Item]]:
@@ -226,13 +235,21 @@ def _start(
 
 
 def _read_hop(database: Database, hop: list[Item], region: SharedRegion | None) -> _Results:
+    results: _Results = []
+    # Few at a time, so that what was read is still in the processor's cache when it is checked and copied.
+    for start in range(0, len(hop), _AT_ONCE):
+        results += _read_few(database, hop[start : start + _AT_ONCE], region)
+    return results
+
+
+def _read_few(database: Database, items: list[Item], region: SharedRegion | None) -> _Results:
     try:
-        values = database.get_many("pages", [item.key for item in hop])
+        values = database.get_many("pages", [item.key for item in items])
     except DamagedBlockError:
-        return [(item, _read_one(database, item, region)) for item in hop]
+        return [(item, _read_one(database, item, region)) for item in items]
     except DatabaseError:
-        return [(item, _UNAVAILABLE) for item in hop]
-    return [(item, _checked(item, value, region)) for item, value in zip(hop, values, strict=True)]
+        return [(item, _UNAVAILABLE) for item in items]
+    return [(item, _checked(item, value, region)) for item, value in zip(items, values, strict=True)]
 
 
 def _read_one(database: Database, item: Item, region: SharedRegion | None) -> ReadChunk | str:
@@ -254,8 +271,6 @@ def _checked(item: Item, value: bytes | None, region: SharedRegion | None) -> Re
         return error.reason
     if head != item.head or len(data) != item.length or token_ids != item.token_ids:
         return "format"
-    chunk = ReadChunk(head, token_ids or None, data, item.place, item.length, crc32c(data))
-    if region is None:
-        return chunk
-    region.write(item.place, data)
-    return replace(chunk, data=None)
+    if region is not None:
+        region.write(item.place, data)
+    return ReadChunk(head, token_ids or None, data if region is None else None, item.place, item.length, crc32c(data))

@@ -24,7 +24,7 @@ from tests.unit.tokenizer.tiny_model import write_tiny_model
 def write_tiny_engine_model(target: Path, **changes: Any) -> Path:
     """A random llama of 500 ids and 2,048 positions, with a tokenizer beside it that spells the first 265."""
     write_tiny_model(target)
-    save_tiny("llama", target, max_position_embeddings=2048, **changes)
+    save_tiny("llama", target, **({"max_position_embeddings": 2048} | changes))
     return target
 
 

@@ -55,6 +55,11 @@ class PagedRuntime:
             for channel in self.layout.channels
         ]
         self._pools = tuple(zip(*pools_by_channel, strict=True))
+        # The same memory as bytes, for those who copy state: making such views costs more than a copy of one block.
+        self._bytes = tuple(
+            tuple(pool.view(torch.uint8).numpy() if pool.device.type == "cpu" else None for pool in layer)
+            for layer in self._pools
+        )
 
     @property
     def allocated_bytes(self) -> int:
@@ -119,9 +124,12 @@ class PagedRuntime:
         runs = slot_runs(block_ids, first_token, num_tokens, self.block_tokens)
         if not runs:
             return b""
-        pool = self._pools[layer][channel].view(torch.uint8)
-        parts = [pool.narrow(1, first, stop - first).cpu().numpy() for first, stop in runs]
-        return np.concatenate(parts, axis=1).tobytes()
+        if (rows := self._bytes[layer][channel]) is not None:
+            parts = [rows[:, first:stop] for first, stop in runs]
+        else:
+            pool = self._pools[layer][channel].view(torch.uint8)
+            parts = [pool.narrow(1, first, stop - first).cpu().numpy() for first, stop in runs]
+        return np.concatenate(parts, axis=1).tobytes() if len(parts) > 1 else parts[0].tobytes()
 
     def write_span(
         self,
@@ -148,17 +156,17 @@ class PagedRuntime:
 
     def write_rows(self, runs: Sequence[Run], layer: int, channel: int, rows: npt.NDArray[np.uint8]) -> None:
         """Put state into slots: rows are [heads, tokens, bytes of a head], as many tokens as the runs have slots."""
-        pool = self._pools[layer][channel].view(torch.uint8)
+        target = self._bytes[layer][channel]
         offset = 0
         for first, stop in runs:
-            target = pool.narrow(1, first, stop - first)
             part = rows[:, offset : offset + stop - first]
-            if target.device.type == "cpu":
+            if target is not None:
                 # Not torch's copy: on another thread it would start a second team of OpenMP
                 # threads, which fight the forward's for the cores.
-                target.numpy()[...] = part
+                target[:, first:stop] = part
             else:
-                target.copy_(torch.as_tensor(part.copy()))
+                pool = self._pools[layer][channel].view(torch.uint8)
+                pool.narrow(1, first, stop - first).copy_(torch.as_tensor(part.copy()))
             offset += stop - first
 
 
