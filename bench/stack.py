@@ -16,6 +16,7 @@ from fencepost.kvstore.v1 import snapshot_pb2, snapshot_pb2_grpc
 
 from services import rpc
 from tests.contract.engine_client import EngineClient
+from tests.contract.slow_store import run_slow_store
 
 _START_S = 120.0
 
@@ -33,6 +34,8 @@ class Stack:
         self.model = model
         self.vram_bytes = vram_bytes
         self.engine_flags = engine_flags
+        self.bytes_per_s: float | None = None
+        """Set before serving: what a link between engine and store carries; None connects them without one."""
         self.store: Any = None
 
     @property
@@ -78,10 +81,14 @@ async def serving_stack(stack: Stack) -> AsyncGenerator[Stack]:
         await exits.enter_async_context(
             _process("kvstore", "--listen", store, "--data-dir", str(stack.data_dir), *common)
         )
+        seen_by_engine = store
+        if stack.bytes_per_s is not None:
+            common = ()
+            _, seen_by_engine = await exits.enter_async_context(run_slow_store(store, stack.bytes_per_s))
         await exits.enter_async_context(
             _process(
                 "engine",
-                *("--listen", engine, "--model", str(stack.model), "--kvstore", store, *common),
+                *("--listen", engine, "--model", str(stack.model), "--kvstore", seen_by_engine, *common),
                 *("--vram-bytes", str(stack.vram_bytes), "--grace-s", "60", *stack.engine_flags),
             )
         )

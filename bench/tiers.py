@@ -10,6 +10,8 @@ page cache and copied into place. The last line is one JSON object of medians ov
 ssd_speedup_2k, ssd_speedup_6k, restart_speedup_6k: computing from nothing over the tier's, both with 64 new tokens.
 restore_over_plain_copy: what disk adds to a resident prefix, over the plain copy (6k; 1.67 is 0.6 of its bandwidth).
 token_gap_p99_ratio: 99th percentile of the time between tokens of a stream beside restores and writes, over it alone.
+always_over_cost_on_a_slow_store: four conversations come back at once over a link of 10 MB/s; restored whatever it
+costs, over restored by cost.
 written_over_final_kv: bytes stored for a session of 30 turns over the state of its final context (a tiny model).
 """
 
@@ -64,6 +66,8 @@ async def _measure(rounds: int, *, verbose: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         gaps = await _gaps(Stack(Path(folder), resolve(_MODEL)))
     with tempfile.TemporaryDirectory() as folder:
+        slow = await _slow(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
         written = await _session(Path(folder))
     median = {key: statistics.median(values) for key, values in found.items()}
     speedups = {
@@ -74,7 +78,7 @@ async def _measure(rounds: int, *, verbose: bool) -> dict[str, float]:
         "warm_restore_over_plain_copy": (median["ssd_warm_s_6k"] - median["vram_s_6k"]) / median["plain_copy_s_6k"],
         "written_over_final_kv": written,
     }
-    return {key: round(value, 4) for key, value in (speedups | gaps | median).items()}
+    return {key: round(value, 4) for key, value in (speedups | gaps | slow | median).items()}
 
 
 async def _round(stack: Stack, seed: int, context: int) -> dict[str, float]:
@@ -196,6 +200,32 @@ async def _stream_gaps(stack: Stack, ids: list[int]) -> list[float]:
             times.append(time.perf_counter())
     # The first gap is the end of the prefill.
     return [after - before for before, after in itertools.pairwise(times[1:])]
+
+
+async def _slow(folder: Path) -> dict[str, float]:
+    """Four conversations come back at once, and the link to the store is slow: seconds until all have begun."""
+    rng = random.Random(11)
+    prompts = [_ids(rng, 1_024) for _ in range(4)]
+    seconds: dict[str, float] = {}
+    for restore in ("always", "cost"):
+        stack = Stack(folder, resolve(_MODEL), engine_flags=("--restore", restore, "--restore-timeout-s", "600"))
+        if restore == "always":
+            async with serving_stack(stack):
+                for ids in prompts:
+                    await stack.engine.generate(ids, 1)
+                await stack.settled()
+        stack.bytes_per_s = 10e6
+        async with serving_stack(stack):
+            # What computing costs is learned from any prompt, what the link carries from the first restore.
+            await stack.engine.generate(_ids(rng, 1_024), 1, persist=False)
+            started_s = time.perf_counter()
+            await asyncio.gather(*(stack.engine.generate([*ids, *_ids(rng, 8)], 1, persist=False) for ids in prompts))
+            seconds[restore] = time.perf_counter() - started_s
+    return {
+        "always_over_cost_on_a_slow_store": seconds["always"] / seconds["cost"],
+        "slow_store_always_s": seconds["always"],
+        "slow_store_cost_s": seconds["cost"],
+    }
 
 
 async def _session(folder: Path) -> float:

@@ -32,8 +32,8 @@ _SETTLE_S = 5.0
 """How long calls that were cut may take to let go of what they use before it is closed."""
 
 _SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that comes back from a library call may have to wait for another one's Python. The default of 5 ms is
-longer than a layer takes to compute or a chunk to copy."""
+"""How long a thread that comes back from a library call may have to wait for another one's Python. The default of 5 ms
+is longer than a layer takes to compute or a chunk to copy."""
 _log = logging.getLogger(__name__)
 
 

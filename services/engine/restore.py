@@ -25,7 +25,8 @@ from services.engine.runtime.layout import StateLayout
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.runtime.runs import Run, slot_runs
 from services.engine.staging import NUM_FILES, LentFile, Staging
-from services.engine.store_client import Piece, ReadQuery, Skipped, StoreClient, StoreRead, StoreUnavailable
+from services.engine.store_calls import Piece, Skipped, StoreRead, StoreUnavailable
+from services.engine.store_client import ReadQuery, StoreClient
 from services.engine.tiles import Owner, Span, Tile, cut, spans
 
 _NUM_AHEAD = NUM_FILES

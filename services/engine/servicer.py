@@ -29,7 +29,7 @@ from services.engine.request import (
     Tokens,
 )
 from services.engine.sampling_fields import read_sampling
-from services.engine.store_client import StoreUnavailable
+from services.engine.store_calls import StoreUnavailable
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}

@@ -23,7 +23,8 @@ from services.engine.prefix_tree import Node, PrefixTree
 from services.engine.request import Request
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.ssd_tier import SsdTier
-from services.engine.store_client import Snapshot, SnapshotWrite, StoreClient, StoreUnavailable
+from services.engine.store_calls import SnapshotWrite, StoreUnavailable
+from services.engine.store_client import Snapshot, StoreClient
 from services.identity import PAGE_TOKENS
 
 _WRITE_TIMEOUT_S = 120.0

@@ -23,7 +23,8 @@ from services.engine.restore_cost import PrefillCost, ReadCost
 from services.engine.runtime.gate import LayerGate
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.staging import Staging
-from services.engine.store_client import NoSharedMemory, StoreClient, StoredPrefix, StoredRest, StoreUnavailable
+from services.engine.store_calls import NoSharedMemory, StoreUnavailable
+from services.engine.store_client import StoreClient, StoredPrefix, StoredRest
 from services.engine.tiles import Owner
 from services.identity import PAGE_TOKENS, page_key_secret, page_keys, state_namespace
 
