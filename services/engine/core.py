@@ -22,7 +22,7 @@ from prometheus_client import Counter, Gauge
 from services.engine.blocks import num_runs
 from services.engine.cache_manager import PoolUse
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
-from services.engine.request import Event, Failed, Finished, Request, Sampled, Tier
+from services.engine.request import Event, Failed, Finished, MissReason, Request, Sampled, Tier
 from services.engine.restore_cost import PrefillCost
 from services.engine.runner import run, work_of
 from services.engine.runtime.gate import LayersMissing
@@ -31,7 +31,7 @@ from services.engine.scheduler import Plan, Scheduler, Terminal
 from services.engine.seen_pages import SeenPages
 from services.engine.sequence import Sequence, State
 from services.engine.snapshot_writer import SnapshotWriter, Unsaved
-from services.engine.ssd_tier import SsdTier, StoredHit
+from services.engine.ssd_tier import Restored, SsdTier, StoredHit
 
 _MEASURE_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
@@ -245,9 +245,9 @@ class EngineCore:
         hit, gate = self._hits.pop(sequence), sequence.gate
         gate.on_open = self._wake.set
         resident = sequence.num_computed
-        in_place = resident
+        restored = Restored(resident, MissReason.RESTORE_FAILED)
         try:
-            in_place = await self._tier.restore(sequence.request, hit, tuple(sequence.block_ids), resident, gate)
+            restored = await self._tier.restore(sequence.request, hit, tuple(sequence.block_ids), resident, gate)
         except asyncio.CancelledError:
             if not sequence.is_cancelled:
                 raise
@@ -256,7 +256,7 @@ class EngineCore:
         finally:
             gate.fail()
             del self._restores[sequence]
-            self._scheduler.restored(sequence, in_place)
+            self._scheduler.restored(sequence, restored.num_tokens, restored.miss)
             self._wake.set()
 
     async def _settled(self, plan: Plan) -> bool:

@@ -69,6 +69,7 @@ class ReadCost:
     ) -> None:
         """The figures are a first guess."""
         self.pending_bytes = 0
+        """What waits to be read, and what is being read."""
         self._first_bytes_per_s = bytes_per_s
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
@@ -87,8 +88,8 @@ class ReadCost:
         self._observed_s = self._clock()
 
     def seconds(self, num_bytes: int) -> float:
-        """Until so many bytes are there, behind all that waits."""
-        return self._latency_s + (self.pending_bytes + num_bytes) / max(1.0, self._current())
+        """Until so many bytes are there."""
+        return self._latency_s + num_bytes / max(1.0, self._current())
 
     def _current(self) -> float:
         faded = 1 - 0.5 ** ((self._clock() - self._observed_s) / _HALF_LIFE_S)

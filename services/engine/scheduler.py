@@ -184,8 +184,8 @@ class Scheduler:
                 return PlanRow(sequence, sequence.stored_tokens, count, samples)
         return None
 
-    def restored(self, sequence: Sequence, num_tokens: int) -> None:
-        """A restore has ended with the first ``num_tokens`` tokens in place, which may be fewer than hoped for."""
+    def restored(self, sequence: Sequence, num_tokens: int, miss: MissReason | None) -> None:
+        """A restore has ended with the first ``num_tokens`` tokens in place; ``miss``: why these are not all."""
         self.restoring.remove(sequence)
         self.running.append(sequence)
         sequence.state = State.RUNNING
@@ -195,8 +195,8 @@ class Scheduler:
         if gained > 0:
             sequence.cached_by_tier[Tier.SSD] = gained
             sequence.num_computed = num_tokens
-        if num_tokens < sequence.stored_tokens:
-            sequence.miss, sequence.miss_at_token = MissReason.RESTORE_FAILED, sequence.num_computed
+        if miss is not None:
+            sequence.miss, sequence.miss_at_token = miss, sequence.num_computed
         self.cache.publish(sequence)
 
     def fail(self, plan: Plan, message: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from services.engine.request import Request
+from services.engine.request import MissReason, Request
 from services.engine.restore import Means, Restore
 from services.engine.restore_cost import PrefillCost, ReadCost
 from services.engine.runtime.gate import LayerGate
@@ -29,7 +29,7 @@ from services.engine.tiles import Owner
 from services.identity import PAGE_TOKENS, page_key_secret, page_keys, state_namespace
 
 _PAGE_FORMAT = 1
-_NUMERICS = "paged-1"
+_NUMERICS = "paged-2"
 _MIN_DEADLINE_S = 1.0
 _PATIENCE = 2.0
 """Times the cost of computing a prefix again that a restore of it may take before it is given up."""
@@ -76,6 +76,14 @@ class StoredHit:
         if found and found[0].use_from < resident_tokens:
             found[0] = replace(found[0], use_from=resident_tokens)
         return [owner for owner in found if owner.use_from < owner.use_to]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """How many leading tokens of a prompt are in place, and why not all that were hoped for."""
+
+    num_tokens: int
+    miss: MissReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +175,9 @@ class SsdTier:
         """Whether reading is done sooner than computing, behind all restores that wait already."""
         if self._always_restore:
             return True
-        num_bytes = (stored_tokens - resident_tokens) * self._means.runtime.layout.bytes_per_token
-        return self._read_cost.seconds(num_bytes) < self._prefill_cost.seconds(resident_tokens, stored_tokens)
+        return self._seconds_to_read(resident_tokens, stored_tokens, self._read_cost.pending_bytes) < (
+            self._prefill_cost.seconds(resident_tokens, stored_tokens)
+        )
 
     def release_soon(self, hit: StoredHit) -> None:
         """Give the lease back in the background."""
@@ -176,8 +185,8 @@ class SsdTier:
 
     async def restore(
         self, request: Request, hit: StoredHit, block_ids: Sequence[int], resident_tokens: int, gate: LayerGate
-    ) -> int:
-        """Fill blocks behind ``resident_tokens``; how many leading tokens are then in place.
+    ) -> Restored:
+        """Fill blocks behind ``resident_tokens``.
 
         Blocks below ``resident_tokens`` are shared and are not written. One restore at a time reads; the others wait.
         Releases the lease on every path.
@@ -189,6 +198,11 @@ class SsdTier:
         in_place = resident_tokens
         try:
             async with self._lane:
+                # What the restores before this one have shown may have changed the answer.
+                read_s = self._seconds_to_read(resident_tokens, hit.num_tokens, 0)
+                if not self._always_restore and read_s > self._prefill_cost.seconds(resident_tokens, hit.num_tokens):
+                    _RESTORES.labels("skipped").inc()
+                    return Restored(resident_tokens, MissReason.RESTORE_SKIPPED)
                 num_usable = await self._run(self.namespace(request.cache_scope), hit, owners, block_ids, gate)
                 if num_usable:
                     in_place = owners[num_usable - 1].use_to
@@ -203,7 +217,7 @@ class SsdTier:
         _RESTORES.labels("whole" if in_place == hit.num_tokens else "short").inc()
         _RESTORED_TOKENS.inc(in_place - resident_tokens)
         _RESTORE_SECONDS.observe(time.monotonic() - started_s)
-        return in_place
+        return Restored(in_place, None if in_place == hit.num_tokens else MissReason.RESTORE_FAILED)
 
     async def delete(self, cache_scopes: Iterable[str], namespaces: Iterable[bytes]) -> int:
         """Remove all state of scopes and namespaces, of all scopes of this model where none is named; bytes removed.
@@ -221,6 +235,10 @@ class SsdTier:
             await asyncio.wait(self._held)
         if self._means.staging is not None:
             self._means.staging.close()
+
+    def _seconds_to_read(self, first: int, last: int, bytes_before: int) -> float:
+        num_bytes = (last - first) * self._means.runtime.layout.bytes_per_token
+        return self._read_cost.seconds(bytes_before + num_bytes)
 
     async def _run(
         self, namespace: bytes, hit: StoredHit, owners: Sequence[Owner], block_ids: Sequence[int], gate: LayerGate

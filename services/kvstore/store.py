@@ -85,7 +85,7 @@ async def open_store(
     try:
         recovered = await database.run(recover, database)
         free_bytes = free_bytes or (lambda: shutil.disk_usage(directory).free)
-        limits = _within_disk(limits, database.chunk_file_bytes + free_bytes())
+        limits = _within_disk(limits, database.chunk_file_bytes + free_bytes(), recovered.catalog.num_bytes)
         store = Store(database, recovered, limits, free_bytes, now_s, wall_ms)
         try:
             yield store
@@ -340,9 +340,12 @@ class Store:
         metrics.LEASES.set(self.leases.count(None))
 
 
-def _within_disk(limits: Limits, disk_bytes: int) -> Limits:
-    """A cap that the disk can hold: above it nothing would ever be evicted, and nothing new be written."""
-    room = max(0, disk_bytes - limits.disk_reserve_bytes) * 9 // 10
+def _within_disk(limits: Limits, disk_bytes: int, used_bytes: int) -> Limits:
+    """A cap that the disk can hold: above it nothing would ever be evicted, and nothing new be written.
+
+    Never lower than what is stored: a disk that somebody else fills for a while costs no state.
+    """
+    room = max(used_bytes, (disk_bytes - limits.disk_reserve_bytes) * 9 // 10)
     if limits.cap_bytes <= room:
         return limits
     _log.warning("the disk has room for %d bytes, fewer than the cap of %d", room, limits.cap_bytes)

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.engine.runtime.attention import ATTENTION_NAME, AttentionStep
 from services.engine.runtime.errors import ModelLoadError, UnsupportedModelError
+from services.engine.runtime.linears import pack_linears
 from services.engine.runtime.weights import check_weight_files, read_json
 
 SUPPORTED_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -111,8 +112,11 @@ def load_model(model_dir: Path, device: str | torch.device = "cpu", num_threads:
         raise ModelLoadError(f"{config_path} cannot be used: {_first_line(error)}") from error
     _check_config(config_path, config)
     network = _load_network(model_dir, config, "float32" if device.type == "cpu" else "auto")
+    network = network.to(device).eval().requires_grad_(False)
+    if device.type == "cpu":
+        pack_linears(cast(torch.nn.Module, network))
     return LoadedModel(
-        network=network.to(device).eval().requires_grad_(False),
+        network=network,
         model_type=config.model_type,
         device=device,
         dtype=network.dtype,

@@ -238,7 +238,7 @@ def test_a_restore_holds_its_blocks_and_is_computed_from_where_it_ended():
     assert sequence.state is State.RESTORING
     for position in range(10):
         loop.memory.slots[loop.memory._slot(sequence, position)] = tuple([1] * (position + 1))
-    loop.scheduler.restored(sequence, 10)
+    loop.scheduler.restored(sequence, 10, MissReason.RESTORE_FAILED)
     loop.run()
     assert output(sequence) == expected([1] * 20, 3)
     assert finished(sequence).cache.tokens_by_tier == {Tier.VRAM: 0, Tier.SSD: 10}
@@ -249,7 +249,7 @@ def test_a_failed_restore_is_a_miss_with_its_reason():
     sequence = loop.add([1] * 20, max_tokens=3)
     sequence.stored_tokens = 16
     loop.step()
-    loop.scheduler.restored(sequence, 0)
+    loop.scheduler.restored(sequence, 0, MissReason.RESTORE_FAILED)
     loop.run()
     assert output(sequence) == expected([1] * 20, 3)
     assert finished(sequence).cache.miss is MissReason.RESTORE_FAILED
@@ -262,7 +262,7 @@ def test_a_restore_that_ends_short_says_so_and_from_where():
     loop.step()
     for position in range(9):
         loop.memory.slots[loop.memory._slot(sequence, position)] = tuple([1] * (position + 1))
-    loop.scheduler.restored(sequence, 9)
+    loop.scheduler.restored(sequence, 9, MissReason.RESTORE_FAILED)
     loop.run()
     cache = finished(sequence).cache
     assert (cache.miss, cache.miss_at_token) == (MissReason.RESTORE_FAILED, 9)
@@ -314,7 +314,7 @@ def test_what_follows_a_restore_is_computed_along_with_it_where_nothing_else_is_
     assert [row.sequence for row in plan.rows] != [sequence]
     for position in range(16):
         loop.memory.slots[loop.memory._slot(sequence, position)] = tuple([1] * (position + 1))
-    loop.scheduler.restored(sequence, 16)
+    loop.scheduler.restored(sequence, 16, None)
     loop.run()
     assert output(sequence) == expected([1] * 20, 3)
 

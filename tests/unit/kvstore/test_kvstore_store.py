@@ -157,3 +157,16 @@ async def test_deleted_page_read_under_way_is_missing_not_wrong(tmp_path: Path) 
         assert whole.startswith(got)
         assert len(got) < len(whole)
         assert store.counters.get("verify_failures", None) == 0
+
+
+async def test_cap_larger_than_the_disk_is_lowered_and_never_below_what_is_stored(tmp_path: Path) -> None:
+    limits = Limits(cap_bytes=2**40, disk_reserve_bytes=10 * 2**20)
+    async with open_store(tmp_path / "kv", limits, free_bytes=lambda: 110 * 2**20) as store:
+        assert store.limits.cap_bytes == store.budget.cap_bytes == 90 * 2**20
+        session = await send(store, "a", 5 * 2**20)
+        await session.commit()
+        used = store.budget.used_bytes
+    async with open_store(tmp_path / "kv", limits, free_bytes=lambda: 0) as store:
+        assert store.budget.cap_bytes == used
+    async with open_store(tmp_path / "kv", Limits(cap_bytes=2**20), free_bytes=lambda: 2**40) as store:
+        assert store.budget.cap_bytes == 2**20
