@@ -30,6 +30,8 @@ from services.engine.store_client import ReadQuery, StoreClient
 from services.engine.tiles import Owner, Span, Tile, cut, spans
 
 _NUM_AHEAD = NUM_FILES
+_GENTLE_BYTES = 4 * 2**20
+"""Read at once while others compute."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +73,11 @@ class Restore:
         """
         loop = asyncio.get_running_loop()
         staging = self._means.staging
-        tiles = cut(self._means.runtime.layout, self._owners, None if staging is None else staging.file_bytes)
+        limit, num_ahead = None if staging is None else staging.file_bytes, _NUM_AHEAD
+        if limit is not None and self._means.pause(1.0):
+            # The store fills a tile without a rest.
+            limit, num_ahead = min(limit, _GENTLE_BYTES), 1
+        tiles = cut(self._means.runtime.layout, self._owners, limit)
         begin = partial(self._begin, namespace, lease_id, timeout_s)
         waiting = deque(tiles)
         ahead: deque[asyncio.Task[_Read | None]] = deque()
@@ -79,7 +85,7 @@ class Restore:
             async with asyncio.timeout(timeout_s):
                 while waiting or ahead:
                     # Under way while others are copied into place: a disk is fast only when it is asked ahead.
-                    while waiting and len(ahead) < _NUM_AHEAD:
+                    while waiting and len(ahead) < num_ahead:
                         ahead.append(asyncio.create_task(begin(waiting.popleft())))
                     read = await asyncio.shield(ahead[0])
                     ahead.popleft()
