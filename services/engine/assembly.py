@@ -38,7 +38,7 @@ from services.identity import PAGE_TOKENS, page_key_secret, page_keys, tokenizer
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
 _WARM_UP_TOKENS = 128
-_REST_PER_WORK = 4.0
+_REST_PER_WORK = 6.0
 """While requests run, reading and writing state rests this long for each second of work, so that decoding goes on."""
 _log = logging.getLogger(__name__)
 
