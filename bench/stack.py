@@ -53,7 +53,7 @@ class Stack:
 
     async def settled_writes(self) -> None:
         """Wait until nothing is being written."""
-        await self.engine.load(lambda load: not load.pending_writes)
+        await self.engine.load(_has_written)
 
     async def stored_bytes(self) -> int:
         """Bytes in the store."""
@@ -67,6 +67,10 @@ class Stack:
                 file = os.open(path, os.O_RDONLY)
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(file)
+
+
+def _has_written(load: pb.WatchLoadResponse) -> bool:
+    return not load.pending_writes
 
 
 @asynccontextmanager

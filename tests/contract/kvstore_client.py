@@ -131,7 +131,7 @@ class Restored:
 
     def add(self, part: snapshot_pb2.Chunk, data: bytes) -> None:
         assert crc32c(data) == part.crc32c
-        owner = part.page_key or part.WhichOneof("owner").encode()
+        owner = part.page_key or str(part.WhichOneof("owner")).encode()
         place = (owner, part.layer, part.channel)
         assert len(self.channels.get(place, b"")) == part.offset
         assert part.HasField("token_ids") == (place[1:] == (0, 0) and part.offset == 0 and owner != b"boundary")

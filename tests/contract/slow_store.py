@@ -30,6 +30,9 @@ class SlowStore(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def Lease(self, request: snapshot_pb2.LeaseRequest, context: Any) -> snapshot_pb2.LeaseResponse:
         return await self._stub.Lease(request)
 
+    async def Stats(self, request: snapshot_pb2.StatsRequest, context: Any) -> snapshot_pb2.StatsResponse:
+        return await self._stub.Stats(request)
+
     async def Delete(self, request: snapshot_pb2.DeleteRequest, context: Any) -> snapshot_pb2.DeleteResponse:
         return await self._stub.Delete(request)
 
@@ -48,9 +51,9 @@ class SlowStore(snapshot_pb2_grpc.SnapshotServiceServicer):
             response.chunks.extend(chunks)
             yield response
 
-    async def Write(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def Write(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         call = self._stub.Write()
-        async for request in requests:
+        async for request in request_iterator:
             await call.write(request)
             if request.WhichOneof("step") != "chunk":
                 yield await call.read()

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -38,7 +39,7 @@ async def stats(address: str) -> snapshot_pb2.StatsResponse:
         return await snapshot_pb2_grpc.SnapshotServiceStub(channel).Stats(snapshot_pb2.StatsRequest())
 
 
-async def flush(engine: EngineClient, **fields: object) -> pb.FlushResponse:
+async def flush(engine: EngineClient, **fields: Any) -> pb.FlushResponse:
     return await engine.stub.Flush(pb.FlushRequest(**fields))
 
 

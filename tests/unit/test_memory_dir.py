@@ -1,20 +1,23 @@
 import shutil
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from services.memory_dir import memory_dir
 
 
+def _full(path: Path) -> SimpleNamespace:
+    return SimpleNamespace(free=2**20)
+
+
 def test_the_folder_is_new_private_and_gone_afterwards(tmp_path: Path) -> None:
-    for _ in range(2):
-        with memory_dir(Path("/data"), 1, tmp_path) as folder:
-            assert folder is not None
-            assert list(tmp_path.iterdir()) == [folder]
-            assert folder.stat().st_mode & 0o777 == 0o700
-            (folder / "left").write_bytes(b"x")
-        assert not list(tmp_path.iterdir())
+    with memory_dir(Path("/data"), 1, tmp_path) as folder:
+        assert folder is not None
+        assert list(tmp_path.iterdir()) == [folder]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "left").write_bytes(b"x")
+    assert not list(tmp_path.iterdir())
     # As after a kill: what was left is removed.
     folder.mkdir()
     (folder / "left").write_bytes(b"x")
@@ -31,7 +34,6 @@ def test_stacks_of_other_data_have_other_folders(tmp_path: Path) -> None:
 def test_without_room_or_such_a_file_system_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_dir(Path("/data"), 1, tmp_path / "missing") as folder:
         assert folder is None
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30, 2**20))
+    monkeypatch.setattr(shutil, "disk_usage", _full)
     with memory_dir(Path("/data"), 1, tmp_path) as folder:
         assert folder is None

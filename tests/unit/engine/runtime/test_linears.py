@@ -34,7 +34,7 @@ def test_every_float32_layer_is_packed_and_shared_weights_stay_with_their_embedd
         "head": PackedLinear,
         "small": torch.nn.Linear,
     }
-    assert torch.equal(network["embedding"].weight, weight)
+    assert torch.equal(embedding.weight, weight)
 
 
 def test_without_onednn_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
