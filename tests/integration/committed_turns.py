@@ -84,9 +84,13 @@ class _State(State):
 
 @dataclass(frozen=True)
 class Holding:
-    """Terminal states, the pages that they name, and the bytes of those and of the tails."""
+    """Terminal states, the pages that they name, and the bytes of those and of the tails.
 
-    manifests: int
+    Of states that end with a page it cannot be seen from outside whether the store has a manifest of their own, or the
+    pages from a later turn: ``manifests`` are the least and the most there may be.
+    """
+
+    manifests: range
     pages: int
     num_bytes: int
 
@@ -118,7 +122,7 @@ class Survey:
     async def check(self, client: Client) -> Holding:
         """Every committed turn is found whole, and the store can read every byte of it; what they take together."""
         pages: set[bytes] = set()
-        tail_tokens = 0
+        tail_tokens = num_without_tail = 0
         for ids, turn in self.committed.items():
             assert await self._has(client, turn)
             found = await self._match(client, turn)
@@ -132,8 +136,10 @@ class Survey:
                 sizes[owner] += len(data)
             assert sizes == {owner: BYTES_PER_TOKEN * len(part) // 4 for owner, part in read.token_ids.items()}
             tail_tokens += turn.num_tokens % PAGE_TOKENS
+            num_without_tail += not turn.num_tokens % PAGE_TOKENS
             pages.update(state.keys)
-        return Holding(len(self.committed), len(pages), BYTES_PER_TOKEN * (PAGE_TOKENS * len(pages) + tail_tokens))
+        manifests = range(len(self.committed) - num_without_tail, len(self.committed) + 1)
+        return Holding(manifests, len(pages), BYTES_PER_TOKEN * (PAGE_TOKENS * len(pages) + tail_tokens))
 
     async def _has(self, client: Client, turn: Turn) -> bool:
         found = await self._match(client, turn)

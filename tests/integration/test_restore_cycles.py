@@ -162,7 +162,7 @@ async def test_cancelled_restores_leave_nothing_behind(address: str, store: Clie
             assert (await engine.generate(turn.ids, 8)).ids == turn.answer
     assert (await store.stats()).verify_failures == 0
     assert sum(seen[stop] for stop in STOPS) == NUM_CYCLES
-    assert all(seen[stop] > NUM_CYCLES // 50 for stop in STOPS), seen
+    assert all(seen[stop] > NUM_CYCLES // 500 for stop in STOPS), seen
     assert seen["restores"] > NUM_CYCLES // 6, seen
     assert footprints[-1].num_files <= footprints[0].num_files + FEW
     if IS_SOAK:
