@@ -91,8 +91,10 @@ class Sampler:
 
 
 def _likeliest(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    ids = np.argpartition(weights, len(weights) - count)[len(weights) - count :]
-    # By weight, then by id: equal weights must not be ordered by chance.
+    # By weight, then by id: equal weights must not be told apart by chance, at the cut neither.
+    least = np.partition(weights, len(weights) - count)[len(weights) - count]
+    above = np.flatnonzero(weights > least)
+    ids = np.concatenate((above, np.flatnonzero(weights == least)[: count - len(above)]))
     return ids[np.lexsort((ids, -weights[ids]))]
 
 

@@ -148,6 +148,13 @@ def test_tokens_come_from_where_the_definitions_allow(params: SamplingParams, lo
         output.append(token)
 
 
+def test_of_equal_tokens_at_the_cut_those_with_the_lowest_ids_stay():
+    flat = np.zeros(300)
+    assert set(draws(SamplingParams(seed=1, top_k=3), flat, 100)) == {0, 1, 2}
+    raised = np.where(np.arange(300) == 250, 1.0, 0.0)
+    assert set(draws(SamplingParams(seed=1, top_k=3), raised, 200)) == {0, 1, 250}
+
+
 def test_a_bias_of_a_hundred_decides():
     logits = np.array([3.0, 1.0, 2.0])
     assert set(draws(SamplingParams(seed=1, logit_bias={1: 100.0}), logits, 50)) == {1}
