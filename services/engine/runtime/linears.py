@@ -8,6 +8,9 @@ from typing import cast
 
 import torch
 
+_EACH_UP_TO = 8
+_STEP_ROWS = 16
+
 
 class PackedLinear(torch.nn.Module):
     """A float32 linear layer on CPU; the same product as the layer it stands for, summed in another order."""
@@ -20,8 +23,14 @@ class PackedLinear(torch.nn.Module):
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[…, in] to […, out]."""
-        return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        """[…, rows, in] to […, rows, out]."""
+        num_rows = rows.shape[-2]
+        # oneDNN generates code for each number of rows and keeps it: a few hundred numbers would take hundreds of MiB.
+        surplus = 0 if num_rows < _EACH_UP_TO else -num_rows % _STEP_ROWS
+        if surplus:
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, surplus))
+        product = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return product.narrow(-2, 0, num_rows) if surplus else product
 
 
 def pack_linears(network: torch.nn.Module) -> None:
