@@ -205,9 +205,8 @@ async def churn(root: Path, data: Sequence[bytes], turnover: float, *, is_scatte
 
     async def forget(blob_ids: Sequence[BlobId]) -> None:
         nonlocal used
-        num_bytes = sum(sizes.pop(blob_id) for blob_id in blob_ids)
-        used -= num_bytes
-        await garbage.discard(blob_ids, num_bytes)
+        used -= sum(sizes.pop(blob_id) for blob_id in blob_ids)
+        await garbage.discard(blob_ids)
 
     while handed < (1 + turnover) * CAP_BYTES:
         turn += 1

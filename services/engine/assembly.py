@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -34,7 +33,7 @@ from services.engine.snapshot_writer import SnapshotWriter
 from services.engine.ssd_tier import ModelIdentity, SsdTier
 from services.engine.staging import Staging
 from services.engine.store_client import StoreClient
-from services.identity import PAGE_TOKENS, page_key_secret, page_keys, tokenizer_fingerprint, weights_fingerprint
+from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
 _WARM_UP_TOKENS = 128
@@ -64,7 +63,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
     tree = PrefixTree(config.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
     rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
     seen = SeenPages()
-    keys = partial(_keys_of, loaded.identity.tokenizer_fingerprint)
+    keys = loaded.identity.keys_of
     async with AsyncExitStack() as stack:
         compute = stack.enter_context(ThreadPoolExecutor(1, "compute"))
         tier, client, copying = None, None, stack.enter_context(ThreadPoolExecutor(1, "state"))
@@ -147,10 +146,6 @@ def _tier(
         always_restore=config.restore == "always",
         pause=pause,
     )
-
-
-def _keys_of(fingerprint: str, cache_scope: str, token_ids: bytes) -> list[bytes]:
-    return page_keys(page_key_secret(cache_scope, fingerprint), token_ids)
 
 
 def _was_cached(seen: SeenPages, keys: Callable[[str, bytes], list[bytes]], sequence: Sequence, at_token: int) -> bool:

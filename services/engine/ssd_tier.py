@@ -48,6 +48,10 @@ class ModelIdentity:
     tokenizer_fingerprint: str
     weight_format: str
 
+    def keys_of(self, cache_scope: str, token_ids: bytes) -> list[bytes]:
+        """Keys of a prompt's whole pages."""
+        return page_keys(page_key_secret(cache_scope, self.tokenizer_fingerprint), token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredHit:
@@ -137,7 +141,7 @@ class SsdTier:
 
     def keys_of(self, cache_scope: str, token_ids: bytes) -> list[bytes]:
         """Keys of a prompt's whole pages."""
-        return page_keys(page_key_secret(cache_scope, self._identity.tokenizer_fingerprint), token_ids)
+        return self._identity.keys_of(cache_scope, token_ids)
 
     async def lookup(self, request: Request, resident_tokens: int) -> Lookup:
         """What the store has beyond ``resident_tokens``, leased."""
@@ -173,11 +177,7 @@ class SsdTier:
 
     def is_worth_restoring(self, resident_tokens: int, stored_tokens: int) -> bool:
         """Whether reading is done sooner than computing, behind all restores that wait already."""
-        if self._always_restore:
-            return True
-        return self._seconds_to_read(resident_tokens, stored_tokens, self._read_cost.pending_bytes) < (
-            self._prefill_cost.seconds(resident_tokens, stored_tokens)
-        )
+        return self._is_worth_reading(resident_tokens, stored_tokens, self._read_cost.pending_bytes)
 
     def release_soon(self, hit: StoredHit) -> None:
         """Give the lease back in the background."""
@@ -199,8 +199,7 @@ class SsdTier:
         try:
             async with self._lane:
                 # What the restores before this one have shown may have changed the answer.
-                read_s = self._seconds_to_read(resident_tokens, hit.num_tokens, 0)
-                if not self._always_restore and read_s > self._prefill_cost.seconds(resident_tokens, hit.num_tokens):
+                if not self._is_worth_reading(resident_tokens, hit.num_tokens, 0):
                     _RESTORES.labels("skipped").inc()
                     return Restored(resident_tokens, MissReason.RESTORE_SKIPPED)
                 num_usable = await self._run(self.namespace(request.cache_scope), hit, owners, block_ids, gate)
@@ -236,9 +235,11 @@ class SsdTier:
         if self._means.staging is not None:
             self._means.staging.close()
 
-    def _seconds_to_read(self, first: int, last: int, bytes_before: int) -> float:
-        num_bytes = (last - first) * self._means.runtime.layout.bytes_per_token
-        return self._read_cost.seconds(bytes_before + num_bytes)
+    def _is_worth_reading(self, first: int, last: int, bytes_before: int) -> bool:
+        if self._always_restore:
+            return True
+        num_bytes = bytes_before + (last - first) * self._means.runtime.layout.bytes_per_token
+        return self._read_cost.seconds(num_bytes) < self._prefill_cost.seconds(first, last)
 
     async def _run(
         self, namespace: bytes, hit: StoredHit, owners: Sequence[Owner], block_ids: Sequence[int], gate: LayerGate

@@ -31,8 +31,8 @@ class Garbage:
         self._wait_above_bytes = cap_bytes + slack_bytes * 5 // 4
         self._reclaiming: asyncio.Task[None] | None = None
 
-    async def discard(self, blob_ids: Sequence[BlobId], num_bytes: int) -> None:
-        """Delete chunks that take about ``num_bytes``, and give space back in the background.
+    async def discard(self, blob_ids: Sequence[BlobId]) -> None:
+        """Delete chunks, and give space back in the background.
 
         Call it with nothing to delete too: it also merges files where there are many small ones.
         """

@@ -210,13 +210,12 @@ class Store:
     async def write_changes(self, changes: Sequence[Change]) -> None:
         """Make changes durable, then visible, then forget what they left behind. The caller holds the lock."""
         await self.database.run(self.database.write_durably, batch_of(changes))
-        before = self.catalog.num_bytes
         for change in changes:
             self.catalog.apply(change)
         self.budget.state_bytes = self.catalog.num_bytes
         garbage = [blob_id for change in changes for blob_id in change.garbage]
         self._publish()
-        await self.garbage.discard(garbage, max(0, before - self.catalog.num_bytes))
+        await self.garbage.discard(garbage)
 
     async def drop_damaged(
         self, namespace: Namespace, page: Page | None, manifest: Manifest | None, generation: int

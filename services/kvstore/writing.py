@@ -135,7 +135,7 @@ class WriteSession:
             self._is_stored = True
             self._release()
             twice = [page for page in pages if page not in new]
-            await store.garbage.discard([page.blob.blob_id for page in twice], sum(map(page_bytes, twice)))
+            await store.garbage.discard([page.blob.blob_id for page in twice])
         stored_bytes = manifest_bytes(manifest) + sum(map(page_bytes, new))
         return Outcome(stored_bytes, len(header.page_keys) - len(new), None)
 
@@ -179,7 +179,7 @@ class WriteSession:
                 known = self._header.namespace if self._store.catalog.count_manifests(self._header.namespace) else None
                 self._store.counters.add("dropped_writes", known)
                 self._store.counters.add("orphan_pages", known, self._incoming.num_pages)
-                await self._store.garbage.discard(self._incoming.blob_ids, self._reserved_bytes)
+                await self._store.garbage.discard(self._incoming.blob_ids)
         finally:
             self._release()
 

@@ -223,7 +223,7 @@ async def test_discarded_bytes_leave_the_disk_and_written_ones_are_written_once(
             live.append(blob(number, 8, 256 * KIB))
             await database.run(commit, database, live[-1][1])
             gone = [live.pop(rng.randrange(len(live)))] if len(live) > 24 else []
-            await garbage.discard([blob_id for blob_id, _ in gone], 2 * MIB)
+            await garbage.discard([blob_id for blob_id, _ in gone])
         await background.settle()
         assert database.chunk_file_bytes < (48 + 80 + 2) * MIB
         for _, rows in live:
