@@ -13,6 +13,7 @@ from fencepost.kvstore.v1 import snapshot_pb2
 
 from services import rpc
 from services.engine.staging import LentFile
+from services.receiving import message_of, messages_of
 
 MAX_CHUNK_BYTES = 2**20
 
@@ -65,7 +66,7 @@ class StoreRead:
     async def __aiter__(self) -> AsyncIterator[list[Piece] | Skipped]:
         """Pieces in order, some at a time. Raises StoreUnavailable."""
         with store_errors():
-            async for response in self._call:
+            async for response in messages_of(self._call):
                 pieces = [self._piece(chunk) for chunk in response.chunks if not chunk.HasField("boundary")]
                 if pieces:
                     yield pieces
@@ -79,7 +80,7 @@ class StoreRead:
     async def drain(self) -> bool:
         """Wait for the end; whether the store will write to lent memory no more."""
         try:
-            async for _ in self._call:
+            async for _ in messages_of(self._call):
                 pass
         except grpc.aio.AioRpcError as error:
             # Where the store has answered or is gone it has stopped.
@@ -133,8 +134,8 @@ class SnapshotWrite:
         """Make it durable; None, or why the store dropped it."""
         await self._write(snapshot_pb2.WriteRequest(commit=snapshot_pb2.Commit()))
         await self._call.done_writing()
-        answer = await self._call.read()
-        if not isinstance(answer, snapshot_pb2.WriteResponse) or not answer.HasField("result"):
+        answer = await message_of(self._call)
+        if answer is None or not answer.HasField("result"):
             raise StoreUnavailable("the write ended without a result")
         return None if answer.result.stored else answer.result.dropped_reason or "dropped"
 

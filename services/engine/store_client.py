@@ -15,6 +15,7 @@ from services import rpc
 from services.engine.staging import LentFile
 from services.engine.store_calls import SnapshotWrite, StoreRead, StoreUnavailable, store_errors
 from services.identity import PAGE_TOKENS
+from services.receiving import answer_of, message_of
 
 _CALL_TIMEOUT_S = 2.0
 _DELETE_TIMEOUT_S = 60.0
@@ -85,16 +86,15 @@ class StoreClient:
         tail = snapshot_pb2.TailQuery(first_page=first_page, token_ids=tail_ids)
         request = snapshot_pb2.MatchRequest(namespace=namespace, page_keys=page_keys, tail=tail)
         with store_errors():
-            found = await self._stub.Match(request, timeout=_CALL_TIMEOUT_S)
+            found = await answer_of(self._stub.Match(request, timeout=_CALL_TIMEOUT_S))
         return StoredPrefix(found.lease_id, found.pages_present, _rest(found))
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back; a store that is gone has forgotten it anyway."""
         try:
             with store_errors():
-                await self._stub.Lease(
-                    snapshot_pb2.LeaseRequest(lease_id=lease_id, release=True), timeout=_CALL_TIMEOUT_S
-                )
+                request = snapshot_pb2.LeaseRequest(lease_id=lease_id, release=True)
+                await answer_of(self._stub.Lease(request, timeout=_CALL_TIMEOUT_S))
         except StoreUnavailable:
             pass
 
@@ -106,7 +106,7 @@ class StoreClient:
         if layout is not None:
             request.layout = layout
         with store_errors():
-            return (await self._stub.Delete(request, timeout=_DELETE_TIMEOUT_S)).bytes
+            return (await answer_of(self._stub.Delete(request, timeout=_DELETE_TIMEOUT_S))).bytes
 
     def read(self, query: ReadQuery, timeout_s: float, lent: LentFile | None = None) -> StoreRead:
         """Begin to read, layer by layer; into ``lent``, whose bytes are then the pieces' data."""
@@ -143,8 +143,8 @@ class StoreClient:
                     page_tokens=PAGE_TOKENS,
                 )
                 await call.write(snapshot_pb2.WriteRequest(header=header))
-                answer = await call.read()
-                if not isinstance(answer, snapshot_pb2.WriteResponse) or not answer.HasField("need"):
+                answer = await message_of(call)
+                if answer is None or not answer.HasField("need"):
                     raise StoreUnavailable("the write was not accepted")
                 yield SnapshotWrite(call, tuple(answer.need.pages))
         finally:

@@ -18,6 +18,7 @@ from fencepost.kvstore.v1 import record_pb2, record_pb2_grpc
 
 from services import rpc
 from services.gateway.errors import BadRequestError, GatewayError, InternalError, UnavailableError
+from services.receiving import answer_of
 
 MEMORY_BYTES = 64 * 2**20
 MAX_VALUE_BYTES = 32 * 2**20
@@ -95,7 +96,7 @@ class KvstoreRecords:
     async def _batch(self, tenant: str, keys: Sequence[bytes]) -> list[record_pb2.Record]:
         request = record_pb2.BatchGetRequest(kind=_KIND, tenant=tenant, keys=keys)
         try:
-            return list((await self._stub.BatchGet(request, timeout=_TIMEOUT_S)).records)
+            return list((await answer_of(self._stub.BatchGet(request, timeout=_TIMEOUT_S))).records)
         except grpc.aio.AioRpcError as failed:
             if failed.code() is not grpc.StatusCode.INVALID_ARGUMENT or len(keys) == 1:
                 raise _translated(failed) from None
@@ -142,7 +143,7 @@ class MemoryRecords:
 
 async def _answer(call: Any) -> Any:
     try:
-        return await call
+        return await answer_of(call)
     except grpc.aio.AioRpcError as failed:
         raise _translated(failed) from None
 

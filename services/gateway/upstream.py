@@ -25,6 +25,7 @@ from services.gateway.errors import (
     UnavailableError,
     from_failure,
 )
+from services.receiving import answer_of, message_of
 from services.replicas import Replicas
 
 UNARY_TIMEOUT_S = 30.0
@@ -175,12 +176,14 @@ class Tokenizers:
         words = await asyncio.gather(*(tokenizer.health() for tokenizer in tokenizers))
         return {tokenizer.address: word for tokenizer, word in zip(tokenizers, words, strict=True)}
 
-    async def _ask(self, tokenizers: Iterable[Tokenizer], call: Callable[[Tokenizer], Awaitable[_Answer]]) -> _Answer:
+    async def _ask(
+        self, tokenizers: Iterable[Tokenizer], call: Callable[[Tokenizer], grpc.aio.UnaryUnaryCall[Any, _Answer]]
+    ) -> _Answer:
         """The answer of the first replica that is there."""
         error: GatewayError = UnavailableError("No tokenizer service is configured.")
         for tokenizer in tokenizers:
             try:
-                return await call(tokenizer)
+                return await answer_of(call(tokenizer))
             except grpc.aio.AioRpcError as failed:
                 error = _translated(failed)
                 if not isinstance(error, UnavailableError):
@@ -192,10 +195,9 @@ class Tokenizers:
 async def _read(call: _Call) -> _Event | None:
     """The next event, None at the end. Raises GatewayError."""
     try:
-        event = await call.read()
+        return await message_of(call)
     except grpc.aio.AioRpcError as failed:
         raise _translated(failed) from None
-    return None if event is grpc.aio.EOF else cast(_Event, event)
 
 
 def _translated(failed: grpc.aio.AioRpcError) -> GatewayError:

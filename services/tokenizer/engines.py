@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
 
+from services.receiving import answer_of, messages_of
 from services.replicas import Replicas
 from services.tokenizer.engine_messages import read_event, write_generate, write_prefill
 from services.tokenizer.errors import ContextLengthError, EngineLostError, NoEngineError
@@ -44,9 +45,8 @@ class Engine:
         # Another engine may be at the address next, so a description lasts no longer than its connection.
         if self._model is None or self._channel.get_state() is not grpc.ChannelConnectivity.READY:
             try:
-                model = await self._stub.GetModel(
-                    engine_pb2.GetModelRequest(), timeout=min(timeout_s, GET_MODEL_TIMEOUT_S)
-                )
+                request = engine_pb2.GetModelRequest()
+                model = await answer_of(self._stub.GetModel(request, timeout=min(timeout_s, GET_MODEL_TIMEOUT_S)))
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _PASSED_OVER:
                     raise
@@ -130,7 +130,7 @@ async def _events(
     call = engine.start(request, ids, timeout_s, metadata)
     has_begun = False
     try:
-        async for message in call:
+        async for message in messages_of(call):
             has_begun = True
             event = read_event(message, model)
             if event is not None:

@@ -18,6 +18,7 @@ import grpc.aio
 from fencepost.kvstore.v1 import record_pb2, record_pb2_grpc
 
 from services import rpc
+from services.receiving import answer_of
 from services.tokenizer import metrics
 from services.tokenizer.history.memory import MAX_SIBLINGS
 from services.tokenizer.history.record import ID_BYTES, Record, RecordId, RecordKey, key_of, record_id
@@ -165,7 +166,7 @@ class RecordStore:
                 write.cancel()
         request = record_pb2.RecordServiceDeleteRequest(kind=_KIND, tenant=tenant, key=record_id)
         try:
-            await self._stub.Delete(request, timeout=timeout_s)
+            await answer_of(self._stub.Delete(request, timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             self._note_failure("delete", error)
             return False
@@ -187,7 +188,7 @@ class RecordStore:
             while True:
                 try:
                     async with self._writing:
-                        await asyncio.gather(*(self._stub.Put(put, timeout=_PUT_TIMEOUT_S) for put in puts))
+                        await asyncio.gather(*(answer_of(self._stub.Put(put, timeout=_PUT_TIMEOUT_S)) for put in puts))
                 except grpc.aio.AioRpcError as error:
                     self._note_failure("put", error)
                     if error.code() in _FINAL or self._loop.time() + delay_s > end_s:
@@ -217,7 +218,7 @@ class RecordStore:
             metrics.RECORD_CALLS.labels(call, "skipped").inc()
             return None
         try:
-            response = await method(request, timeout=timeout_s)
+            response = await answer_of(method(request, timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 metrics.RECORD_CALLS.labels(call, "absent").inc()
