@@ -177,11 +177,18 @@ class Restore:
                 continue
             owner = self._owners[job.span.owner]
             data = job.pieces[0].data if len(job.pieces) == 1 else b"".join(piece.data for piece in job.pieces)
-            heads = self._means.runtime.layout.channels[job.span.channel].num_heads
-            rows = np.frombuffer(data, dtype=np.uint8).reshape(heads, owner.num_tokens, -1)
-            wanted = rows[:, owner.use_from - owner.first_token : owner.use_to - owner.first_token]
-            self._means.runtime.write_rows(self._runs[job.span.owner], job.span.layer, job.span.channel, wanted)
+            self._put(job.span, owner, memoryview(data))
         return bad
+
+    def _put(self, span: Span, owner: Owner, data: memoryview) -> None:
+        """Copy what is wanted of an owner's layer into place."""
+        runtime, layout = self._means.runtime, self._means.runtime.layout
+        wanted = slice(owner.use_from - owner.first_token, owner.use_to - owner.first_token)
+        for channel, shape in enumerate(layout.channels):
+            size = layout.span_bytes(channel, owner.num_tokens)
+            rows = np.frombuffer(data[:size], dtype=np.uint8).reshape(shape.num_heads, owner.num_tokens, -1)
+            runtime.write_rows(self._runs[span.owner], span.layer, channel, rows[:, wanted])
+            data = data[size:]
 
     async def _give_up(self, ahead: asyncio.Task[_Read | None]) -> None:
         if ahead.cancel():
@@ -225,7 +232,7 @@ class _Filling:
         self._layout = layout
         self._owners = owners
         self._tile = tile
-        self._expected = spans(layout, tile)
+        self._expected = spans(tile)
         self._next = next(self._expected, None)
         self._end = tile.last_owner
         self._pieces: list[Piece] = []
@@ -271,11 +278,11 @@ class _Filling:
     def _fault(self, piece: Piece, span: Span) -> str | None:
         owner = self._owners[span.owner]
         place = None if owner.page_key is None else span.owner - self._tile.first_owner
-        if (piece.page, piece.layer, piece.channel, piece.offset) != (place, span.layer, span.channel, self._num_bytes):
+        if (piece.page, piece.layer, piece.channel, piece.offset) != (place, span.layer, 0, self._num_bytes):
             return "a piece out of order"
-        if piece.total != self._layout.span_bytes(span.channel, owner.num_tokens):
+        if piece.total != self._layout.layer_bytes(owner.num_tokens):
             return "a piece of another layout"
-        if (span.layer, span.channel, piece.offset) == (0, 0, 0) and piece.token_ids != owner.token_ids:
+        if (span.layer, piece.offset) == (0, 0) and piece.token_ids != owner.token_ids:
             return "a page of other tokens"
         if not 0 < len(piece.data) <= piece.total - self._num_bytes:
             return "a piece of a wrong length"

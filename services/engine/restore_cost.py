@@ -89,11 +89,12 @@ class ReadCost:
 
     def seconds(self, num_bytes: int) -> float:
         """Until so many bytes are there."""
-        return self._latency_s + num_bytes / max(1.0, self._current())
+        return self._latency_s + num_bytes / self._current()
 
     def _current(self) -> float:
         faded = 1 - 0.5 ** ((self._clock() - self._observed_s) / _HALF_LIFE_S)
-        return self._bytes_per_s + faded * (self._first_bytes_per_s - self._bytes_per_s)
+        # By ratio: on the way from one byte a second to a disk's rate, a sum would be half-way after a second already.
+        return max(1.0, self._bytes_per_s) ** (1 - faded) * self._first_bytes_per_s**faded
 
 
 def _row(num_tokens: float, sum_of_positions: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from prometheus_client import Counter
 
@@ -196,13 +195,15 @@ class SnapshotWriter:
         first: int,
         count: int,
     ) -> None:
-        layout = self._runtime.layout
         ids = token_ids[first * 4 : (first + count) * 4]
         loop = asyncio.get_running_loop()
-        for layer in range(layout.num_layers):
+        for layer in range(self._runtime.layout.num_layers):
             started_s = time.monotonic()
-            for channel in range(len(layout.channels)):
-                read = partial(self._runtime.read_span, block_ids, first, count, layer, channel)
-                data = await loop.run_in_executor(self._executor, read)
-                await write.send(page_key, layer, channel, data, ids)
+            data = await loop.run_in_executor(self._executor, self._read_layer, block_ids, first, count, layer)
+            await write.send(page_key, layer, data, ids)
             await asyncio.sleep(self._pause(time.monotonic() - started_s))
+
+    def _read_layer(self, block_ids: Sequence[int], first: int, count: int, layer: int) -> bytes:
+        """All channels of a layer, one behind the other."""
+        channels = range(len(self._runtime.layout.channels))
+        return b"".join(self._runtime.read_span(block_ids, first, count, layer, channel) for channel in channels)

@@ -28,7 +28,7 @@ from services.engine.store_client import StoreClient, StoredPrefix, StoredRest
 from services.engine.tiles import Owner
 from services.identity import PAGE_TOKENS, page_key_secret, page_keys, state_namespace
 
-_PAGE_FORMAT = 1
+_PAGE_FORMAT = 2
 _NUMERICS = "paged-2"
 _MIN_DEADLINE_S = 1.0
 _PATIENCE = 2.0
@@ -115,7 +115,8 @@ class SsdTier:
         always_restore: bool = False,
         pause: Callable[[float], float] = lambda worked_s: 0.0,
     ) -> None:
-        """``always_restore`` takes no account of cost; ``pause`` turns seconds of work into seconds of rest."""
+        """``always_restore`` takes no account of cost, at the deadline neither; ``pause`` turns seconds of work into
+        seconds of rest."""
         self.num_leases = 0
         self.min_restore_tokens = min_restore_tokens
         self._means = Means(runtime, client, executor, staging, pause, self._hold)
@@ -245,8 +246,10 @@ class SsdTier:
         self, namespace: bytes, hit: StoredHit, owners: Sequence[Owner], block_ids: Sequence[int], gate: LayerGate
     ) -> int:
         """How many owners, from the first on, are in place."""
-        patience_s = _PATIENCE * self._prefill_cost.seconds(owners[0].use_from, owners[-1].use_to)
-        timeout_s = min(self._restore_timeout_s, max(_MIN_DEADLINE_S, patience_s))
+        timeout_s = self._restore_timeout_s
+        if not self._always_restore:
+            patience_s = _PATIENCE * self._prefill_cost.seconds(owners[0].use_from, owners[-1].use_to)
+            timeout_s = min(timeout_s, max(_MIN_DEADLINE_S, patience_s))
         began_s = time.monotonic()
         restore = Restore(self._means, owners, block_ids, gate)
         try:

@@ -28,7 +28,7 @@ class NoSharedMemory(StoreUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of one channel of one layer of a page (``page`` indexes the read's keys) or of the tail (None).
+    """Bytes of one layer of a page (``page`` indexes the read's keys) or of the tail (None).
 
     ``data`` is not checked against ``crc32c`` yet.
     """
@@ -114,19 +114,19 @@ class SnapshotWrite:
         self._call = call
         self.needed_pages = needed_pages
 
-    async def send(self, page_key: bytes | None, layer: int, channel: int, data: bytes, token_ids: bytes) -> None:
-        """Send all bytes of one channel of one layer of a page, or of the tail (``page_key`` None)."""
+    async def send(self, page_key: bytes | None, layer: int, data: bytes, token_ids: bytes) -> None:
+        """Send all bytes of one layer of a page, or of the tail (``page_key`` None)."""
         view = memoryview(data)
         for offset in range(0, len(data), MAX_CHUNK_BYTES):
             part = bytes(view[offset : offset + MAX_CHUNK_BYTES])
             chunk = snapshot_pb2.Chunk(
-                layer=layer, channel=channel, offset=offset, total=len(data), crc32c=crc32c.crc32c(part), data=part
+                layer=layer, offset=offset, total=len(data), crc32c=crc32c.crc32c(part), data=part
             )
             if page_key is None:
                 chunk.tail.SetInParent()
             else:
                 chunk.page_key = page_key
-            if layer == 0 and channel == 0 and offset == 0:
+            if layer == 0 and offset == 0:
                 chunk.token_ids = token_ids
             await self._write(snapshot_pb2.WriteRequest(chunk=chunk))
 

@@ -1,7 +1,8 @@
 """How a restore is cut into reads, and what must arrive in each: pure.
 
-The *owners* of a restore are pages and, behind them, a tail. Bytes come layer by layer, in each layer owner by owner,
-channel by channel. A *tile* is some layers of all owners, or, where one layer of all is too much, one layer of some.
+The *owners* of a restore are pages and, behind them, a tail. Bytes come layer by layer, in each layer owner by owner.
+All channels of a layer are stored together, one behind the other, since a layer needs them all. A *tile* is some layers
+of all owners, or, where one layer of all is too much, one layer of some.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """All bytes of one channel of one layer of an owner."""
+    """All bytes of one layer of an owner."""
 
     layer: int
     owner: int
-    channel: int
 
 
 def cut(layout: StateLayout, owners: Sequence[Owner], max_bytes: int | None) -> list[Tile]:
@@ -57,7 +57,7 @@ def cut(layout: StateLayout, owners: Sequence[Owner], max_bytes: int | None) -> 
     """
     if max_bytes is None:
         return [Tile(range(layout.num_layers), 0, len(owners))]
-    sizes = [_layer_bytes(layout, owner) for owner in owners]
+    sizes = [layout.layer_bytes(owner.num_tokens) for owner in owners]
     if max(sizes) > max_bytes:
         raise ValueError(f"a layer of a page has {max(sizes)} bytes, more than the {max_bytes} that are lent")
     at_once = max_bytes // sum(sizes)
@@ -75,13 +75,8 @@ def cut(layout: StateLayout, owners: Sequence[Owner], max_bytes: int | None) -> 
     return [Tile(range(i, i + 1), *group) for i in range(layout.num_layers) for group in groups]
 
 
-def spans(layout: StateLayout, tile: Tile) -> Iterator[Span]:
+def spans(tile: Tile) -> Iterator[Span]:
     """What a tile's read brings, in order."""
     for layer in tile.layers:
         for owner in range(tile.first_owner, tile.last_owner):
-            for channel in range(len(layout.channels)):
-                yield Span(layer, owner, channel)
-
-
-def _layer_bytes(layout: StateLayout, owner: Owner) -> int:
-    return sum(layout.span_bytes(channel, owner.num_tokens) for channel in range(len(layout.channels)))
+            yield Span(layer, owner)

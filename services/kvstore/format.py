@@ -27,7 +27,7 @@ from services.kvstore.state import (
 
 _CHUNK_MAGIC, _PAGE_MAGIC, _MANIFEST_MAGIC = b"FPch", b"FPpg", b"FPmf"
 _CHUNK_KEY = struct.Struct(">16sIIQ")
-_CHUNK = struct.Struct("<B3xIIIIQQII")
+_CHUNK = struct.Struct("<B3xIIIIQQIII")
 _PAGE = struct.Struct("<II")
 _MANIFEST = struct.Struct("<IIQQIII")
 _SPAN = struct.Struct("<IIQI")
@@ -59,8 +59,11 @@ def manifest_key(namespace: Namespace, manifest_id: ManifestId) -> bytes:
     return namespace + manifest_id
 
 
-def encode_chunk(head: ChunkHead, token_ids: bytes, data: bytes | memoryview) -> bytes:
-    """Value of a chunk; ``token_ids`` only in the first chunk of a page or tail."""
+def encode_chunk(head: ChunkHead, token_ids: bytes, data: bytes | memoryview, data_crc32c: int) -> bytes:
+    """Value of a chunk; ``token_ids`` only in the first chunk of a page or tail.
+
+    The data's own checksum, which readers are told, is kept so that no read computes it.
+    """
     fixed = _CHUNK.pack(
         head.owner,
         head.first_token,
@@ -71,22 +74,23 @@ def encode_chunk(head: ChunkHead, token_ids: bytes, data: bytes | memoryview) ->
         head.total,
         len(token_ids),
         len(data),
+        data_crc32c,
     )
     return seal(_CHUNK_MAGIC, head.namespace, head.owner_id, fixed, token_ids, data)
 
 
-def decode_chunk(value: bytes) -> tuple[ChunkHead, bytes, memoryview]:
-    """(head, token ids, data, which is a view of ``value``). Raises DamageError."""
+def decode_chunk(value: bytes) -> tuple[ChunkHead, bytes, memoryview, int]:
+    """(head, token ids, data, its CRC32C); the data is a view of ``value``. Raises DamageError."""
     cursor = unseal(_CHUNK_MAGIC, value)
     namespace, owner_id = _identity(cursor)
     raw = cursor.take(_CHUNK.size)
-    owner, first, tokens, layer, channel, offset, total, id_bytes, data_bytes = _CHUNK.unpack(raw)
+    owner, first, tokens, layer, channel, offset, total, id_bytes, data_bytes, data_crc = _CHUNK.unpack(raw)
     token_ids, data = bytes(cursor.take(id_bytes)), cursor.take(data_bytes)
     cursor.end()
     if owner not in (1, 2, 3) or bytes(raw[1:4]) != bytes(3) or id_bytes % TOKEN_BYTES:
         raise DamageError("format")
     head = ChunkHead(namespace, Owner(owner), owner_id, first, tokens, layer, channel, offset, total)
-    return head, token_ids, data
+    return head, token_ids, data, data_crc
 
 
 def encode_page(page: Page) -> bytes:

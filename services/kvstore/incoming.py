@@ -85,6 +85,7 @@ class Accepted:
     head: ChunkHead
     token_ids: bytes
     data: bytes
+    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class Incoming:
         owner_id = header.manifest_id if chunk.page_key is None else chunk.page_key
         place = (chunk.layer, chunk.channel, chunk.offset, chunk.total)
         head = ChunkHead(header.namespace, chunk.owner, owner_id, first_token, num_tokens, *place)
-        return Accepted(growing.blob_id, span, head, token_ids, chunk.data)
+        return Accepted(growing.blob_id, span, head, token_ids, chunk.data, chunk.crc32c)
 
     def finish(self) -> Received:
         """Everything that arrived, whole. Raises InvalidRequestError where bytes are missing."""

@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from crc32c import crc32c
-
 from services.identity import PAGE_TOKENS
 from services.kvstore.database import Database
 from services.kvstore.errors import DamagedBlockError, DamageError, DatabaseError, InvalidRequestError
@@ -266,11 +264,11 @@ def _checked(item: Item, value: bytes | None, region: SharedRegion | None) -> Re
     if value is None:
         return "missing"
     try:
-        head, token_ids, data = decode_chunk(value)
+        head, token_ids, data, data_crc32c = decode_chunk(value)
     except DamageError as error:
         return error.reason
     if head != item.head or len(data) != item.length or token_ids != item.token_ids:
         return "format"
     if region is not None:
         region.write(item.place, data)
-    return ReadChunk(head, token_ids or None, data if region is None else None, item.place, item.length, crc32c(data))
+    return ReadChunk(head, token_ids or None, data if region is None else None, item.place, item.length, data_crc32c)

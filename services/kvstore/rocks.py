@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from rocksdict import BlockBasedOptions, ColumnFamily, DBCompressionType, Options, Rdict, WriteOptions
+from rocksdict import BlockBasedOptions, ColumnFamily, DBCompressionType, Options, Rdict, ReadOptions, WriteOptions
 
 from services.kvstore.errors import DataDirectoryError
 
@@ -16,7 +16,7 @@ FAMILIES: tuple[Family, ...] = ("pages", "manifests", "index", "records")
 DIRECTORY = "segments"
 """The family of ChunkLog's directory."""
 
-_FORMAT_TEXT = "fencepost kvstore format 2\n"
+_FORMAT_TEXT = "fencepost kvstore format 3\n"
 _MAX_OPEN_FILES = 512
 _log = logging.getLogger(__name__)
 
@@ -70,9 +70,14 @@ def open_rocks(directory: Path) -> Rocks:
     no_wal = WriteOptions()
     # The stub declares a method where the binding has a property.
     cast(Any, no_wal).disable_wal = True
+    families = {name: database.get_column_family(name) for name in (*FAMILIES, DIRECTORY)}
+    # Every chunk is checked by its own checksum.
+    unverified = ReadOptions()
+    unverified.set_verify_checksums(False)
+    families["pages"].set_read_options(unverified)
     return Rocks(
         database,
-        {name: database.get_column_family(name) for name in (*FAMILIES, DIRECTORY)},
+        families,
         {name: database.get_column_family_handle(name) for name in (*FAMILIES, DIRECTORY)},
         no_wal,
         is_repaired,

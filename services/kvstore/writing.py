@@ -96,7 +96,10 @@ class WriteSession:
 
         def write() -> None:
             self._store.database.put_chunks(
-                [(chunk_key(row.blob_id, row.span), encode_chunk(row.head, row.token_ids, row.data)) for row in rows]
+                [
+                    (chunk_key(row.blob_id, row.span), encode_chunk(row.head, row.token_ids, row.data, row.crc32c))
+                    for row in rows
+                ]
             )
 
         await self._run(self._store.database.run(write))

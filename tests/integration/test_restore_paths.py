@@ -130,10 +130,10 @@ def _elsewhere(chunk: snapshot_pb2.Chunk) -> None:
     chunk.layer += 1
 
 
-@pytest.mark.parametrize("at", [0, 4, 9, 31, 39])
+@pytest.mark.parametrize("at", [0, 3, 4, 8, 13, 19])
 @pytest.mark.parametrize("change", [_flip, _other_ids, _another_layout, _elsewhere, None, "end", "twice"])
 async def test_whatever_a_store_sends_wrong_shortens_the_hit(store: str, model: Path, change: object, at: int):
-    """``at`` counts chunks: four pages and a tail in four layers of two channels."""
+    """``at`` counts chunks: four pages and a tail in four layers."""
     ids = prompt(8, 1_100)
     await stored(store, model, ids)
     seen = 0
@@ -154,13 +154,13 @@ async def test_whatever_a_store_sends_wrong_shortens_the_hit(store: str, model: 
     async with run_slow_store(store) as (slow, address), run_engine(model, address) as engine:
         slow.tamper = tamper
         answer = await engine.generate([*ids, 9], 5, persist=False)
-        assert seen == 40 or change == "end"
+        assert seen == 20 or change == "end"
         cached = answer.cached(pb.TIER_SSD)
         # Only the first chunk of a page has ids to be looked at, and behind the last one everything is there.
-        is_harmless = (change is _other_ids and at not in (0, 2, 4, 6, 8)) or (change == "twice" and at == 39)
+        is_harmless = (change is _other_ids and at >= 5) or (change == "twice" and at == 19)
         assert cached == 1_100 if is_harmless else cached in (0, 256, 512, 768, 1_024)
         if change is _flip:
-            assert cached == 256 * (at // 2 % 5)
+            assert cached == 256 * (at % 5)
         assert (await engine.settled()).held_blocks == 0
     assert answer.ids == await cold(model, [*ids, 9], 5)
 
@@ -168,7 +168,10 @@ async def test_whatever_a_store_sends_wrong_shortens_the_hit(store: str, model: 
 async def test_a_restore_that_takes_far_longer_than_computing_is_given_up(store: str, model: Path):
     ids = prompt(7, 1_200)
     await stored(store, model, ids)
-    async with run_slow_store(store, bytes_per_s=20_000) as (_, address), run_engine(model, address) as engine:
+    async with (
+        run_slow_store(store, bytes_per_s=20_000) as (_, address),
+        run_engine(model, address, restore="cost") as engine,
+    ):
         answer = await engine.generate([*ids, 9], 5)
         assert answer.cached() == 0
         assert answer.usage.cached.miss.reason == pb.MISS_REASON_RESTORE_FAILED
@@ -186,7 +189,7 @@ async def test_by_cost_a_slow_store_is_left_alone_and_a_fast_one_is_used(store: 
         await engine.settled()
         bytes_per_token = (await engine.stub.GetModel(pb.GetModelRequest())).bytes_per_token
     async with (
-        run_slow_store(store, bytes_per_s=300 * bytes_per_token) as (slow, address),
+        run_slow_store(store, bytes_per_s=60 * bytes_per_token) as (slow, address),
         run_engine(model, address, vram_bytes=2**26, restore="cost") as engine,
     ):
         await engine.generate(prompt(40, 1_000), 1, persist=False)

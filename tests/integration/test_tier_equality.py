@@ -140,15 +140,17 @@ class Resident:
             self._runtime.forward(Batch((Row(tokens, step.first, self._blocks, wants_logits=True),)))
 
     def channels(self, state: StoredState) -> dict[tuple[bytes, int, int], bytes]:
-        """All of a state, as the store would give it."""
+        """All of a state, as the store would give it: the channels of a layer one behind the other."""
         owners = [*state.page_keys, *([b"tail"] if state.tail_ids else [])]
         return {
-            (owner, layer, channel): self._runtime.read_span(
-                self._blocks, page * 256, min(256, state.num_tokens - page * 256), layer, channel
+            (owner, layer, 0): b"".join(
+                self._runtime.read_span(
+                    self._blocks, page * 256, min(256, state.num_tokens - page * 256), layer, channel
+                )
+                for channel in range(len(self._runtime.layout.channels))
             )
             for page, owner in enumerate(owners)
             for layer in range(self._runtime.layout.num_layers)
-            for channel in range(len(self._runtime.layout.channels))
         }
 
 

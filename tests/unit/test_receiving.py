@@ -22,10 +22,8 @@ NUM_CANCELLED = 400
 class AllocatorUse(ctypes.Structure):
     """glibc's mallinfo2."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
 
 
 def allocated_bytes() -> int:
@@ -41,7 +39,7 @@ class Server:
     """Streams messages and remembers how its calls ended."""
 
     def __init__(self) -> None:
-        self.num_cancelled = 0
+        self.was_cancelled = asyncio.Event()
 
     async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
         try:
@@ -52,7 +50,7 @@ class Server:
             if request == b"hang":
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.num_cancelled += 1
+            self.was_cancelled.set()
             raise
 
     async def one(self, request: bytes, context: Any) -> bytes:
@@ -120,9 +118,7 @@ async def test_a_cancelled_reader_cancels_its_call(channel: grpc.aio.Channel, se
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert call.cancelled()
-    async with asyncio.timeout(5):
-        while not served.num_cancelled:
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(served.was_cancelled.wait(), 5)
 
 
 async def test_a_cancelled_call_cancels_its_reader(channel: grpc.aio.Channel) -> None:

@@ -30,7 +30,11 @@ class StateLayout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's state over all layers and channels."""
-        return self.num_layers * sum(self.span_bytes(i, 1) for i in range(len(self.channels)))
+        return self.num_layers * self.layer_bytes(1)
+
+    def layer_bytes(self, num_tokens: int) -> int:
+        """Bytes of num_tokens tokens in one layer, over all channels."""
+        return sum(self.span_bytes(i, num_tokens) for i in range(len(self.channels)))
 
     def span_bytes(self, channel: int, num_tokens: int) -> int:
         """Bytes of num_tokens tokens in one layer of one channel."""

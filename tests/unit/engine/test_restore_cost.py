@@ -66,5 +66,10 @@ def test_a_read_out_of_time_is_believed_at_once_and_forgotten_in_minutes():
     cost = ReadCost(bytes_per_s=100e6, latency_s=0.0, clock=lambda: now[0])
     cost.observe(1_000, 2.0, is_whole=False)
     assert cost.seconds(100_000_000) > 10_000
-    now[0] = 1_200.0
+    # Not after a moment: who was just kept waiting would be again.
+    now[0] = 10.0
+    assert cost.seconds(100_000_000) > 10_000
+    now[0] = 120.0
+    assert cost.seconds(100_000_000) == pytest.approx(447, rel=0.01)
+    now[0] = 1_800.0
     assert cost.seconds(100_000_000) == pytest.approx(1.0, rel=0.01)

@@ -39,9 +39,9 @@ def test_a_layer_that_does_not_fit_is_cut_between_owners():
 def test_tiles_bring_every_span_once_layer_by_layer_within_their_bound(counts: list[int], max_bytes: int):
     found = owners(*counts)
     tiles = cut(LAYOUT, found, max_bytes)
-    seen = [span for tile in tiles for span in spans(LAYOUT, tile)]
-    assert len(seen) == len(set(seen)) == 3 * len(counts) * 2
+    seen = [span for tile in tiles for span in spans(tile)]
+    assert len(seen) == len(set(seen)) == 3 * len(counts)
     assert [span.layer for span in seen] == sorted(span.layer for span in seen)
     for tile in tiles:
-        num_tokens = sum(found[span.owner].num_tokens for span in spans(LAYOUT, tile) if span.channel == 0)
+        num_tokens = sum(found[span.owner].num_tokens for span in spans(tile))
         assert num_tokens * TOKEN_BYTES <= max_bytes

@@ -38,13 +38,14 @@ from services.kvstore.record_format import (
 )
 from services.kvstore.state import Blob, BlobId, ChunkHead, ManifestId, Owner, Span, check_spans
 
+DATA_CRC32C = 0xAED87DD1
 HEAD = ChunkHead(NAMESPACE, Owner.PAGE, name("key"), 256, 256, 1, 2, 3, 4)
 PARENT = ManifestId(name("parent"))
 FULL = replace(
     manifest("full", "ab", b"\1\0\0\0\2\0\0\0"), parent_id=PARENT, boundary=Blob(BlobId(name("b")), (Span(0, 0, 0, 1),))
 )
 DECODERS: list[tuple[bytes, Callable[[bytes], object]]] = [
-    (encode_chunk(HEAD, b"\7\0\0\0", b"data"), decode_chunk),
+    (encode_chunk(HEAD, b"\7\0\0\0", b"data", DATA_CRC32C), decode_chunk),
     (encode_page(page("a")), decode_page),
     (encode_manifest(FULL), decode_manifest),
     (encode_manifest(manifest("m", "a")), decode_manifest),
@@ -57,13 +58,14 @@ _N = NAMESPACE.hex()
 
 def test_golden_bytes_of_a_chunk() -> None:
     expected = (
-        "46506368" "0100" "0000" "64000000"  # FPch, version 1, body of 100 bytes
+        "46506368" "0100" "0000" "68000000"  # FPch, version 1, body of 104 bytes
         + _N + name("key").hex()
         + "01000000" "00010000" "00010000" "01000000" "02000000"  # page, tokens [256, 512), layer 1, channel 2
         + "0300000000000000" "0400000000000000" "04000000" "04000000"  # offset, total, 4 bytes of ids, 4 of data
+        + "d17dd8ae"  # of the data
         + "07000000" + b"data".hex()
     )  # fmt: skip
-    value = encode_chunk(HEAD, b"\7\0\0\0", b"data")
+    value = encode_chunk(HEAD, b"\7\0\0\0", b"data", DATA_CRC32C)
     assert value[:-4].hex() == expected
     assert chunk_key(BlobId(name("blob")), Span(1, 2, 3, 4)).hex() == (
         name("blob").hex() + "00000001" "00000002" "0000000000000003"
@@ -106,7 +108,8 @@ def test_golden_bytes_of_a_record() -> None:
 
 
 def test_every_value_decodes_to_what_it_was() -> None:
-    assert decode_chunk(encode_chunk(HEAD, b"\7\0\0\0", b"data")) == (HEAD, b"\7\0\0\0", b"data")
+    chunk = (HEAD, b"\7\0\0\0", b"data", DATA_CRC32C)
+    assert decode_chunk(encode_chunk(*chunk)) == chunk
     assert decode_page(encode_page(page("a", 3))) == page("a", 3)
     assert decode_manifest(encode_manifest(FULL)) == FULL
     assert decode_manifest(encode_manifest(manifest("m", "abc"))) == manifest("m", "abc")
@@ -119,7 +122,7 @@ def test_sizes_are_those_of_the_encoded_rows() -> None:
     chunks = 0
     for span in one.blob.spans:
         ids = bytes(4 * 256) if span is one.blob.spans[0] else b""
-        chunks += len(chunk_key(one.blob.blob_id, span)) + len(encode_chunk(HEAD, ids, bytes(span.length)))
+        chunks += len(chunk_key(one.blob.blob_id, span)) + len(encode_chunk(HEAD, ids, bytes(span.length), 0))
     assert page_bytes(one) == rows + chunks
     bare = manifest("m", "abc")
     assert manifest_bytes(bare) == 48 + len(encode_manifest(bare))
