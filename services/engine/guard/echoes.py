@@ -25,7 +25,7 @@ class _Totals:
 
     words: int = 0
     markup: int = 0
-    novel: int = 0
+    novel: int = 0  # words that had not come before
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _Chain:
     echoed: int = 0
     deep: int = 0
     jumps: int = 0
-    longest_lag: int = 0
+    lags: int = 0  # sum over its echoes
 
 
 class EchoTracker:
@@ -104,69 +104,76 @@ class EchoTracker:
             self._agreed += 1
         else:
             self._agreed = 0
-        has_jumped = self._agreed < gram and self._find_copy(place)
+        # Not at once behind a change: tokens that reach back over it may stand in an older copy that happens to say the
+        # same there, while the copy that is followed goes on behind it, perhaps some tokens off.
+        is_lost = self._agreed < gram and place - self._last_echo >= gram + self._rules.jump_tokens
+        has_jumped = is_lost and self._find_copy(place)
         self._place_by_slot[self._hash >> (_HASH_BITS - _SLOT_BITS)] = place
         self.is_echo = self._agreed >= gram
         if self.is_echo:
-            self._extend(place, has_jumped)
+            self._carry_on(place, has_jumped)
         else:
             self._depths[place & mask] = 0
             self.is_loop = False
 
     def successors(self) -> frozenset[int]:
         """What followed the last ``gram_tokens`` tokens wherever they stand earlier. Slow: takes all the history."""
-        gram, place = self._rules.gram_tokens, self._num_tokens - 1
+        gram, mask, place = self._rules.gram_tokens, len(self._history) - 1, self._num_tokens - 1
         oldest = max(gram - 1, self._num_tokens - len(self._history) + gram - 1)
-        found = [at for at in range(oldest, place) if self._agree(at, place)]
-        return frozenset(self._history[(at + 1) & (len(self._history) - 1)] for at in found)
+        found = [at for at in range(oldest, place) if self._agreement(at, place, gram) == gram]
+        return frozenset(self._history[(at + 1) & mask] for at in found)
 
     def _count(self, token_id: int) -> None:
         totals, kinds = self._totals, self._lexicon.kinds
         kind = kinds[token_id] if token_id < len(kinds) else 0
         if kind == WORD:
             totals.words += 1
+            seen = token_id & ((1 << _SEEN_BITS) - 1)
+            if not self._seen[seen]:
+                self._seen[seen] = 1
+                totals.novel += 1
         elif kind == MARKUP:
             totals.markup += 1
-        seen = token_id & ((1 << _SEEN_BITS) - 1)
-        if not self._seen[seen]:
-            self._seen[seen] = 1
-            totals.novel += 1
 
     def _find_copy(self, place: int) -> bool:
         """Look up the last tokens; whether that is a jump to another passage."""
-        gram = self._rules.gram_tokens
+        rules = self._rules
+        reach = rules.gram_tokens + rules.jump_tokens
         found = self._place_by_slot[self._hash >> (_HASH_BITS - _SLOT_BITS)]
         lag = place - found
-        if found < gram - 1 or lag > len(self._history) - gram or not self._agree(found, place):
+        if found < 0 or lag > len(self._history) - reach:
             return False
-        has_jumped = abs(lag - self._lag) > self._rules.jump_tokens
-        self._lag, self._agreed = lag, gram
+        agreed = self._agreement(found, place, reach)
+        if agreed < rules.gram_tokens:
+            return False
+        has_jumped = abs(lag - self._lag) > rules.jump_tokens
+        self._lag, self._agreed = lag, agreed
         return has_jumped
 
-    def _agree(self, one: int, other: int) -> bool:
-        """Whether the ``gram_tokens`` tokens up to two places are equal."""
+    def _agreement(self, one: int, other: int, limit: int) -> int:
+        """How many tokens up to two places are equal, at most ``limit``."""
         history, mask = self._history, len(self._history) - 1
-        return all(
-            history[(one - back) & mask] == history[(other - back) & mask] for back in range(self._rules.gram_tokens)
-        )
+        for back in range(limit):
+            if history[(one - back) & mask] != history[(other - back) & mask]:
+                return back
+        return limit
 
-    def _extend(self, place: int, has_jumped: bool) -> None:
-        """The tokens up to ``place`` are an echo: carry on the chain, or begin one."""
-        rules, depths, lag = self._rules, self._depths, self._lag
+    def _carry_on(self, place: int, has_jumped: bool) -> None:
+        """The tokens up to ``place`` are an echo: it belongs to the chain, or begins one."""
+        rules, depths, lag, chain = self._rules, self._depths, self._lag, self._chain
         mask = len(depths) - 1
         distance = place - self._last_echo
-        num_new = min(distance, rules.gram_tokens)
+        num_new = min(distance, self._agreed)
         for at in range(place - num_new + 1, place + 1):
             # Oldest first: where the lag is shorter than a gram, depths build on each other.
             depths[at & mask] = min(255, depths[(at - lag) & mask] + 1)
         self._last_echo = place
         self.num_echoes += num_new
-        chain = self._chain
         if chain is None or distance - num_new > rules.max_gap_tokens:
             chain = self._chain = _Chain(place - num_new + 1, replace(self._totals))
         chain.echoed += num_new
         chain.jumps += has_jumped
-        chain.longest_lag = max(chain.longest_lag, lag)
+        chain.lags += lag * num_new
         if depths[place & mask] >= rules.min_recurrences:
             chain.deep += num_new
         self.is_loop = chain.deep >= rules.min_deep_tokens and self._is_restart(chain, place)
@@ -174,11 +181,19 @@ class EchoTracker:
     def _is_restart(self, chain: _Chain, place: int) -> bool:
         rules, totals, before = self._rules, self._totals, chain.before
         num_tokens = place - chain.start + 1
+        mean_lag = chain.lags / chain.echoed
         return (
-            num_tokens >= rules.min_units * chain.longest_lag
+            rules.min_lag_tokens <= mean_lag <= num_tokens / rules.min_units
             and chain.echoed >= rules.min_echoed * num_tokens
             and chain.jumps * rules.tokens_per_jump <= num_tokens
             and totals.words - before.words >= rules.min_words * num_tokens
             and totals.markup - before.markup <= rules.max_markup * num_tokens
             and totals.novel - before.novel <= rules.max_novel * num_tokens
+            and self._has_variety(place)
         )
+
+    def _has_variety(self, place: int) -> bool:
+        history, mask = self._history, len(self._history) - 1
+        num_tokens = min(self._lag, self._rules.variety_tokens)
+        last = {history[(place - back) & mask] for back in range(num_tokens)}
+        return len(last) >= self._rules.min_variety * num_tokens

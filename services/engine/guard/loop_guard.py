@@ -77,6 +77,8 @@ class LoopGuard:
         self._runs.push(token_id)
         if region is not Region.ARGUMENT:
             self._echoes.push(token_id)
+        if not self._num_interventions and self._runs.period is None and not self._echoes.is_loop:
+            return
         if self.verdict.action in (Action.CLOSE_REASONING, Action.END):
             return
         self.verdict = self._intervene() if self._has_loop() else _CLEAR

@@ -59,13 +59,16 @@ class EchoRules:
     max_gap_tokens: int = 24  # new tokens that end a chain
     min_recurrences: int = 3  # for which a token is deep: it stands there that many times already
     min_deep_tokens: int = 192
-    min_units: int = 3  # how many times its longest lag a chain is long
+    min_lag_tokens: int = 16  # mean of a chain; less is for the run rules
+    min_units: int = 3  # how many times its mean lag a chain is long
     min_echoed: float = 0.8
     jump_tokens: int = 8  # a change of lag by more is a jump: another passage is repeated
     tokens_per_jump: int = 48
     min_words: float = 0.4
     max_markup: float = 0.15
-    max_novel: float = 0.01  # tokens that had never come before: a list of names is no restart
+    max_novel: float = 0.02  # words that had never come before: a list of names is no restart
+    min_variety: float = 0.5  # share of different tokens in the last copy, as far as variety_tokens back
+    variety_tokens: int = 64
 
 
 @dataclass(frozen=True, slots=True)

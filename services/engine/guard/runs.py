@@ -6,7 +6,10 @@ period q has run[q] >= p, the two overlap by p + q tokens, so p is no more than 
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+import numpy.typing as npt
 
 from services.engine.guard.lexicon import Lexicon
 from services.engine.guard.rules import RunRules
@@ -20,22 +23,25 @@ _NEVER = 2**31 - 1
 class RunTracker:
     """One output's. A push is two vector operations over the periods; memory is fixed.
 
-    Instead of the run lengths, which all grow by one, it keeps where each is ``due``: the number of tokens at which it
-    reaches what a pattern of words needs. Until the first of these nothing has to be looked at.
+    Instead of the run lengths, which all grow by one, it keeps the number of tokens at which each began. From these
+    follows when the first can reach what a pattern of words needs; until then nothing has to be looked at.
     """
 
     def __init__(self, rules: RunRules, lexicon: Lexicon, factor: int = 1) -> None:
         """``factor`` multiplies what a pattern needs."""
         self._rules, self._lexicon, self._factor = rules, lexicon, factor
+        self._needed = _needs_of_words(rules, factor)
         num_periods = rules.max_period
-        self._needed = np.array([self._needs(p, 1.0) for p in range(1, num_periods + 1)], dtype=np.int32)
         # Latest token first, from _head on, so that index p - 1 is p tokens back.
         self._latest = np.full(_SPAN + num_periods, -1, dtype=np.int32)
         self._head = _SPAN
-        self._due = self._needed.copy()
+        self._began = np.zeros(num_periods, dtype=np.int32)
         self._differs = np.empty(num_periods, dtype=np.bool_)
+        # Scalars that need no conversion: half the time of a vector operation.
+        self._token = np.empty((), dtype=np.int32)
+        self._now = np.empty((), dtype=np.int32)
         self._num_tokens = 0
-        self._next_look = int(self._due.min())
+        self._next_look = int(self._needed.min())
         self.period: int | None = None
         """Fundamental period of the loop that the output is in. Its next token would be the one so far back."""
 
@@ -44,28 +50,27 @@ class RunTracker:
         other = object.__new__(RunTracker)
         other._rules, other._lexicon, other._factor = self._rules, self._lexicon, self._factor
         other._needed = self._needed  # never written
-        other._latest = self._latest.copy()
-        other._head = self._head
-        other._due = self._due.copy()
-        other._differs = np.empty_like(self._differs)
-        other._num_tokens = self._num_tokens
-        other._next_look = self._next_look
-        other.period = self.period
+        other._latest, other._head = self._latest.copy(), self._head
+        other._began, other._differs = self._began.copy(), self._differs.copy()
+        other._token, other._now = self._token.copy(), self._now.copy()
+        other._num_tokens, other._next_look, other.period = self._num_tokens, self._next_look, self.period
         return other
 
     def push(self, token_id: int) -> None:
         """Add a token."""
-        head, latest, differs = self._head, self._latest, self._differs
+        head, latest, differs, period = self._head, self._latest, self._differs, self.period
         num_periods = len(differs)
         self._num_tokens = num_tokens = self._num_tokens + 1
-        np.not_equal(latest[head : head + num_periods], token_id, out=differs)
-        np.add(self._needed, num_tokens, out=self._due, where=differs)
+        self._token[()] = token_id
+        self._now[()] = num_tokens
+        np.not_equal(latest[head : head + num_periods], self._token, out=differs)
+        np.copyto(self._began, self._now, where=differs)
         if head == 0:
             latest[_SPAN:] = latest[:num_periods]
             head = _SPAN
         self._head = head = head - 1
         latest[head] = token_id
-        if num_tokens >= self._next_look:
+        if num_tokens >= self._next_look or (period is not None and differs[period - 1]):
             self._look()
 
     def token_back(self, distance: int) -> int:
@@ -75,25 +80,30 @@ class RunTracker:
     def _look(self) -> None:
         """Find the loop, if there is one, and when to look next.
 
-        Invariant: what is due and no fundamental period stays so until it is broken, since all its tokens then equal
-        those that the smaller period wants; so it need not be waited for.
+        Invariant: a period that has run long enough for words and is not fundamental breaks with the smaller one, since
+        from there on both want the same tokens; so it need not be waited for. Nor need those above a loop's period.
         """
-        num_tokens, due = self._num_tokens, self._due
-        runs = self._needed - due + num_tokens
-        periods = np.arange(1, len(due) + 1, dtype=np.int32)
-        smaller = np.concatenate(([0], np.maximum.accumulate(runs)[:-1]))
-        is_due = due <= num_tokens
-        waits = [int(due[~is_due].min(initial=_NEVER))]
+        num_tokens = self._num_tokens
+        runs = num_tokens - self._began
+        periods = np.arange(1, len(runs) + 1, dtype=np.int32)
+        longest_of_smaller = np.concatenate(([0], np.maximum.accumulate(runs)[:-1]))
+        waits = self._needed - runs
+        is_due = waits <= 0
+        next_look = num_tokens + int(waits[~is_due].min(initial=_NEVER - num_tokens))
         self.period = None
-        for index in np.flatnonzero(is_due & (smaller < periods)):
+        for index in np.flatnonzero(is_due & (longest_of_smaller < periods)):
             period = int(index) + 1
             words = self._lexicon.share_of_words(self._latest[self._head : self._head + period])
-            wait = self._needs(period, words) - int(runs[index])
+            wait = self._factor * self._rules.needed(period, words) - int(runs[index])
             if wait <= 0:
                 self.period = period
                 break
-            waits.append(num_tokens + wait)
-        self._next_look = num_tokens + 1 if self.period is not None else min(waits)
+            next_look = min(next_look, num_tokens + wait)
+        self._next_look = next_look
 
-    def _needs(self, period: int, words: float) -> int:
-        return self._factor * self._rules.needed(period, words)
+
+@cache
+def _needs_of_words(rules: RunRules, factor: int) -> npt.NDArray[np.int32]:
+    """By period - 1: what a pattern of words needs, which is the least that any needs. Not to be written."""
+    needed = [factor * rules.needed(period, 1.0) for period in range(1, rules.max_period + 1)]
+    return np.array(needed, dtype=np.int32)
