@@ -189,11 +189,11 @@ class EchoTracker:
             and totals.words - before.words >= rules.min_words * num_tokens
             and totals.markup - before.markup <= rules.max_markup * num_tokens
             and totals.novel - before.novel <= rules.max_novel * num_tokens
-            and self._has_variety(place)
+            and self._has_variety(place, int(mean_lag))
         )
 
-    def _has_variety(self, place: int) -> bool:
+    def _has_variety(self, place: int, num_tokens: int) -> bool:
         history, mask = self._history, len(self._history) - 1
-        num_tokens = min(self._lag, self._rules.variety_tokens)
+        num_tokens = min(num_tokens, self._rules.variety_tokens)
         last = {history[(place - back) & mask] for back in range(num_tokens)}
         return len(last) >= self._rules.min_variety * num_tokens

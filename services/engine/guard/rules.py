@@ -67,7 +67,7 @@ class EchoRules:
     min_words: float = 0.4
     max_markup: float = 0.15
     max_novel: float = 0.02  # words that had never come before: a list of names is no restart
-    min_variety: float = 0.5  # share of different tokens in the last copy, as far as variety_tokens back
+    min_variety: float = 0.5  # share of different tokens in a mean lag, or the last variety_tokens of it
     variety_tokens: int = 64
 
 
