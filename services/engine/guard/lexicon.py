@@ -19,12 +19,13 @@ class Lexicon:
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         """``token_bytes`` are the spellings of all ids."""
         self.kinds = bytes(_kind(token) for token in token_bytes)
-        self._is_word = np.frombuffer(self.kinds, dtype=np.uint8) == WORD
+        self._kinds = np.frombuffer(self.kinds, dtype=np.uint8)
 
-    def share_of_words(self, token_ids: npt.NDArray[np.int32]) -> float:
-        """0 to 1, of one or more ids."""
-        known = token_ids[token_ids < len(self._is_word)]
-        return float(np.count_nonzero(self._is_word[known])) / len(token_ids)
+    def shares(self, token_ids: npt.NDArray[np.int32]) -> tuple[float, float]:
+        """Of words and of markup among one or more ids, 0 to 1."""
+        kinds = self._kinds[token_ids[token_ids < len(self._kinds)]]
+        words, markup = np.count_nonzero(kinds == WORD), np.count_nonzero(kinds == MARKUP)
+        return words / len(token_ids), markup / len(token_ids)
 
 
 def _kind(token: bytes) -> int:

@@ -27,18 +27,19 @@ class RunRules:
     max_period: int = 512
     min_copies: int = 3
     prose_tokens: tuple[tuple[int, int], ...] = ((2, 200), (16, 160), (512, 96))
-    """(longest period, tokens) for a pattern that is words in the main; ascending, the last one for all longer ones."""
-    min_words: float = 0.5
-    """Share of words from which a pattern is words in the main."""
-    mixed_tokens: int = 512
-    """For a pattern with a few words: rows of a table, elements of markup."""
+    """(longest period, tokens) for a pattern of prose; ascending, the last one for all longer ones."""
+    min_words: float = 0.55
+    max_markup: float = 0.2
+    """Shares of a pattern's tokens by which it is prose."""
+    mixed_tokens: int = 768
+    """For any other pattern with words in it: rows of a table, elements of markup, objects."""
     data_tokens: int = 4096
     """For a pattern without any: zeros, separators, encoded bytes."""
     argument_factor: int = 4
 
-    def needed(self, period: int, words: float) -> int:
-        """Repeated tokens that make a pattern of ``period`` tokens, of which ``words`` (0 to 1) are words, a loop."""
-        if words >= self.min_words:
+    def needed(self, period: int, words: float, markup: float) -> int:
+        """Repeated tokens that make a pattern of ``period`` tokens a loop; of these the two shares are of its kinds."""
+        if words >= self.min_words and markup <= self.max_markup:
             least = next((tokens for longest, tokens in self.prose_tokens if period <= longest), 0)
             least = least or self.prose_tokens[-1][1]
         else:

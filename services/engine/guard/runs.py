@@ -24,13 +24,13 @@ class RunTracker:
     """One output's. A push is two vector operations over the periods; memory is fixed.
 
     Instead of the run lengths, which all grow by one, it keeps the number of tokens at which each began. From these
-    follows when the first can reach what a pattern of words needs; until then nothing has to be looked at.
+    follows when the first can reach what prose needs; until then nothing has to be looked at.
     """
 
     def __init__(self, rules: RunRules, lexicon: Lexicon, factor: int = 1) -> None:
         """``factor`` multiplies what a pattern needs."""
         self._rules, self._lexicon, self._factor = rules, lexicon, factor
-        self._needed = _needs_of_words(rules, factor)
+        self._needed = _needs_of_prose(rules, factor)
         num_periods = rules.max_period
         # Latest token first, from _head on, so that index p - 1 is p tokens back.
         self._latest = np.full(_SPAN + num_periods, -1, dtype=np.int32)
@@ -80,7 +80,7 @@ class RunTracker:
     def _look(self) -> None:
         """Find the loop, if there is one, and when to look next.
 
-        Invariant: a period that has run long enough for words and is not fundamental breaks with the smaller one, since
+        Invariant: a period that has run long enough for prose and is not fundamental breaks with the smaller one, since
         from there on both want the same tokens; so it need not be waited for. Nor need those above a loop's period.
         """
         num_tokens = self._num_tokens
@@ -93,8 +93,8 @@ class RunTracker:
         self.period = None
         for index in np.flatnonzero(is_due & (longest_of_smaller < periods)):
             period = int(index) + 1
-            words = self._lexicon.share_of_words(self._latest[self._head : self._head + period])
-            wait = self._factor * self._rules.needed(period, words) - int(runs[index])
+            shares = self._lexicon.shares(self._latest[self._head : self._head + period])
+            wait = self._factor * self._rules.needed(period, *shares) - int(runs[index])
             if wait <= 0:
                 self.period = period
                 break
@@ -103,7 +103,7 @@ class RunTracker:
 
 
 @cache
-def _needs_of_words(rules: RunRules, factor: int) -> npt.NDArray[np.int32]:
-    """By period - 1: what a pattern of words needs, which is the least that any needs. Not to be written."""
-    needed = [factor * rules.needed(period, 1.0) for period in range(1, rules.max_period + 1)]
+def _needs_of_prose(rules: RunRules, factor: int) -> npt.NDArray[np.int32]:
+    """By period - 1: what prose needs, which is the least that any needs. Not to be written."""
+    needed = [factor * rules.needed(period, words=1.0, markup=0.0) for period in range(1, rules.max_period + 1)]
     return np.array(needed, dtype=np.int32)

@@ -34,6 +34,6 @@ def test_kinds_of_tokens(token: bytes, kind: int):
     assert Lexicon([token]).kinds == bytes([kind])
 
 
-def test_ids_beyond_the_vocabulary_are_no_words():
-    lexicon = Lexicon([b" word", b"0"])
-    assert lexicon.share_of_words(np.array([0, 0, 1, 7], dtype=np.int32)) == 0.5
+def test_ids_beyond_the_vocabulary_are_of_no_kind():
+    lexicon = Lexicon([b" word", b"0", b"|"])
+    assert lexicon.shares(np.array([0, 0, 1, 7, 2], dtype=np.int32)) == (0.4, 0.2)

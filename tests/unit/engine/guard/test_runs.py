@@ -7,7 +7,7 @@ from services.engine.guard.lexicon import Lexicon
 from services.engine.guard.rules import RunRules
 from services.engine.guard.runs import RunTracker
 
-LEXICON = Lexicon([b" words", b" other", b"0", b","])
+LEXICON = Lexicon([b" words", b" other", b"0", b"|"])
 SMALL = RunRules(max_period=12, min_copies=2, prose_tokens=((2, 8), (4, 6), (12, 4)), mixed_tokens=10, data_tokens=14)
 
 patterns = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -26,8 +26,9 @@ def loop_period(output: list[int], rules: RunRules, factor: int = 1) -> int | No
     runs = [run_length(output, period) for period in range(1, rules.max_period + 1)]
     for period, run in enumerate(runs, 1):
         words = sum(token < 2 for token in output[-period:]) / period
+        markup = output[-period:].count(3) / period
         is_fundamental = all(smaller < period for smaller in runs[: period - 1])
-        if is_fundamental and run >= factor * rules.needed(period, words):
+        if is_fundamental and run >= factor * rules.needed(period, words, markup):
             return period
     return None
 
@@ -66,10 +67,11 @@ def test_a_long_output_ends_in_the_same_loop_as_a_short_one():
     assert tracker.token_back(3) == 0
 
 
-def test_a_pattern_without_words_may_go_on_for_longer():
+def test_a_pattern_that_is_no_prose_may_go_on_for_longer():
     rules = RunRules()
-    assert rules.needed(9, 0.7) == 160
-    assert rules.needed(9, 0.2) == 512
-    assert rules.needed(9, 0.0) == 4096
-    assert rules.needed(90, 0.7) == 270
-    assert rules.needed(512, 0.2) == 3 * 512
+    assert rules.needed(9, words=0.7, markup=0.1) == 160
+    assert rules.needed(9, words=0.7, markup=0.3) == 768
+    assert rules.needed(9, words=0.2, markup=0.0) == 768
+    assert rules.needed(9, words=0.0, markup=0.3) == 4096
+    assert rules.needed(90, words=0.7, markup=0.0) == 270
+    assert rules.needed(512, words=0.2, markup=0.0) == 3 * 512
