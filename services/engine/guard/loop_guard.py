@@ -33,7 +33,7 @@ class LoopKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of the output so far. ``kind`` and ``period`` (tokens, of the latest copy) are of the loop, for logs and counts."""
+    """Of the output so far. ``kind`` and ``period`` (tokens back to the latest copy) are for logs and counts."""
 
     action: Action = Action.NONE
     excluded: frozenset[int] = frozenset()
@@ -42,6 +42,7 @@ class Verdict:
 
 
 _CLEAR = Verdict()
+_STANDARD = GuardRules()
 
 
 class LoopGuard:
@@ -52,7 +53,7 @@ class LoopGuard:
     forced tokens, which are passed over.
     """
 
-    def __init__(self, lexicon: Lexicon, rules: GuardRules = GuardRules()) -> None:
+    def __init__(self, lexicon: Lexicon, rules: GuardRules = _STANDARD) -> None:
         self._lexicon, self._rules = lexicon, rules
         self._enter(Region.PROSE)
 
@@ -123,12 +124,10 @@ class LoopGuard:
         self._intervened_at = self._num_tokens
         self._begin_probation()
         period = self._runs.period
-        if period is not None:
-            kind = LoopKind.TOKEN if period == 1 else LoopKind.PATTERN
-            excluded = frozenset((self._runs.token_back(period),))
-        else:
-            kind, period, excluded = LoopKind.RESTART, self._echoes.lag, self._echoes.successors()
-        if self._region is Region.ARGUMENT or self._num_interventions <= self._rules.max_exclusions:
-            return Verdict(Action.EXCLUDE, excluded, kind, period)
-        is_thinking = self._region is Region.REASONING
-        return Verdict(Action.CLOSE_REASONING if is_thinking else Action.END, frozenset(), kind, period)
+        kind = LoopKind.RESTART if period is None else LoopKind.TOKEN if period == 1 else LoopKind.PATTERN
+        distance = self._echoes.lag if period is None else period
+        if self._region is not Region.ARGUMENT and self._num_interventions > self._rules.max_exclusions:
+            is_thinking = self._region is Region.REASONING
+            return Verdict(Action.CLOSE_REASONING if is_thinking else Action.END, frozenset(), kind, distance)
+        excluded = self._echoes.successors() if period is None else frozenset((self._runs.token_back(period),))
+        return Verdict(Action.EXCLUDE, excluded, kind, distance)

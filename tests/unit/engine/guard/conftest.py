@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -6,8 +5,7 @@ from tokenizers import Tokenizer
 
 from services.engine.guard.lexicon import Lexicon
 from services.vocabulary import load_vocabulary
-
-Encode = Callable[[str], list[int]]
+from tests.unit.engine.guard.encoding import Encode
 
 
 @pytest.fixture(scope="session")

@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import sysconfig
 from collections.abc import Iterator
-from itertools import chain, zip_longest
-from pathlib import Path
+from itertools import chain, islice, zip_longest
 
-SUFFIXES = (
-    *(".py", ".pyi", ".txt", ".json", ".html", ".md", ".rst", ".js", ".css", ".xml", ".csv", ".toml", ".pem", ".c"),
-    *(".h", ".hpp", ".cpp", ".proto", ".svg", ".yaml", ".cfg", ".ini", ".pyx", ".cmake", ".jinja", ".sh", ".decTest"),
+SUFFIXES = frozenset(
+    {
+        *("py", "pyi", "txt", "json", "html", "md", "rst", "js", "css", "xml", "csv", "toml", "pem", "c", "h", "hpp"),
+        *("cpp", "proto", "svg", "yaml", "cfg", "ini", "pyx", "cmake", "jinja", "sh", "decTest"),
+    }
 )
-MAX_CHARS = 40_000
-"""An answer of some ten thousand tokens."""
 
 
-def installed_files(count: int) -> Iterator[Path]:
-    """Up to ``count`` files, of each suffix in turn; half of what there is more of is Python."""
-    roots = dict.fromkeys(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib"))
-    files_by_suffix: dict[str, list[Path]] = {suffix: [] for suffix in SUFFIXES}
-    for path in dict.fromkeys(path for root in roots for path in root.rglob("*")):
-        if path.suffix in files_by_suffix and path.is_file():
-            files_by_suffix[path.suffix].append(path)
+def installed_files(count: int) -> Iterator[str]:
+    """Paths of up to ``count`` files, of each suffix in turn; half of them are Python where there are so many."""
+    paths_by_suffix: dict[str, list[str]] = {suffix: [] for suffix in sorted(SUFFIXES)}
+    for root in dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib")):
+        for folder, _, names in os.walk(root):
+            for name in names:
+                suffix = name.rpartition(".")[2]
+                if suffix in SUFFIXES:
+                    paths_by_suffix[suffix].append(os.path.join(folder, name))
     chance = random.Random(0)
-    for files in files_by_suffix.values():
-        files.sort()
-        chance.shuffle(files)
-    code = files_by_suffix.pop(".py")
-    others = [path for row in zip_longest(*files_by_suffix.values()) for path in row if path is not None]
+    for paths in paths_by_suffix.values():
+        paths.sort()
+        chance.shuffle(paths)
+    code = paths_by_suffix.pop("py")
+    others = [path for row in zip_longest(*paths_by_suffix.values()) for path in row if path is not None]
     mixed = (path for pair in zip_longest(code, others) for path in pair if path is not None)
-    return (path for _, path in zip(range(count), mixed, strict=False))
+    return islice(mixed, count)
 
 
-def text_of(path: Path) -> str:
-    """Its beginning; "" for what is no UTF-8."""
+def beginning_of(path: str, max_chars: int) -> str:
+    """Its text; "" for what is no UTF-8."""
     try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(MAX_CHARS)
+        with open(path, encoding="utf-8") as file:
+            return file.read(max_chars)
     except UnicodeDecodeError:
         return ""
 

@@ -1,5 +1,8 @@
 """Copies of earlier output, against a version without ring, hash roll and table."""
 
+from collections.abc import Iterable
+from itertools import chain
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +27,10 @@ passages = st.lists(st.integers(0, 11), min_size=1, max_size=14)
 outputs = st.lists(st.tuples(passages, st.integers(1, 6)), max_size=8).map(
     lambda parts: [token for passage, times in parts for token in passage * times]
 )
+
+
+def joined(passages: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(passages))
 
 
 def slot_of(output: list[int], place: int, gram: int) -> int:
@@ -101,7 +108,7 @@ def test_a_clone_and_its_original_go_their_own_ways(before: list[int], one: list
 
     def pushed(*outputs: list[int]) -> EchoTracker:
         tracker = EchoTracker(SMALL, LEXICON)
-        for token in sum(outputs, []):
+        for token in joined(outputs):
             tracker.push(token)
         return tracker
 
@@ -125,20 +132,20 @@ def first_loop(output: list[int]) -> int | None:
 
 
 def test_a_passage_that_comes_again_with_changes_is_a_loop_from_its_fourth_recurrence_on():
-    found = first_loop(sum(([*range(20), 40 + n % 5, *range(20, 40)] for n in range(20)), []))
+    found = first_loop(joined([*range(20), 40 + n % 5, *range(20, 40)] for n in range(20)))
     assert found is not None
     assert 4 * 41 < found < 10 * 41
 
 
 def test_columns_of_few_words_are_no_loop():
     rows = [[0, 1] * 20, [0, 1] * 14 + [2, 1] * 6, [2, 1] * 20, [0, 1] * 8 + [3, 1] * 12]
-    assert first_loop(sum((rows[n * n % 4] for n in range(60)), [])) is None
+    assert first_loop(joined(rows[n * n % 4] for n in range(60))) is None
 
 
 def test_passages_with_new_words_between_are_no_loop():
     passage = list(range(40))
     fresh = iter(range(100, 100000))
-    assert first_loop(sum(([*passage, *(next(fresh) for _ in range(40))] for _ in range(40)), [])) is None
+    assert first_loop(joined([*passage, *(next(fresh) for _ in range(40))] for _ in range(40))) is None
 
 
 def test_a_list_that_brings_new_words_is_no_loop():

@@ -86,9 +86,7 @@ def test_a_model_that_finds_something_new_to_say_is_left_alone():
     assert actions(push(guard, [next(NEWS) for _ in range(2000)])) == []
 
 
-@pytest.mark.parametrize(
-    ("region", "last"), [(Region.PROSE, Action.END), (Region.REASONING, Action.CLOSE_REASONING)]
-)
+@pytest.mark.parametrize(("region", "last"), [(Region.PROSE, Action.END), (Region.REASONING, Action.CLOSE_REASONING)])
 def test_a_loop_that_goes_on_around_the_exclusions_ends_the_region(region: Region, last: Action):
     guard = LoopGuard(LEXICON)
     pushed = until_a_verdict(guard, SENTENCE, region)
@@ -148,16 +146,17 @@ def test_restarts_inside_an_argument_are_the_clients_text():
         assert actions(push(guard, [*range(40), 60 + change % 9, *range(40, 60)], Region.ARGUMENT)) == []
 
 
-def test_restarts_are_excluded_by_all_that_followed_before():
-    guard = LoopGuard(LEXICON)
+def test_restarts_are_excluded_by_what_followed_before():
+    guard, verdicts = LoopGuard(LEXICON), list[Verdict]()
     for change in range(30):
-        verdicts = push(guard, [*range(40), 60 + change % 9, *range(40, 60)])
-        if actions(verdicts):
-            break
-    [found] = [verdict for verdict in verdicts if verdict.action is not Action.NONE][:1]
-    assert found.kind is LoopKind.RESTART
-    assert found.period == 61
-    assert found.excluded
+        verdicts += push(guard, [*range(40), 60 + change % 9, *range(40, 60)])
+    place, found = next((i, verdict) for i, verdict in enumerate(verdicts) if verdict.action is Action.EXCLUDE)
+    # 7 of 61 tokens follow the change or are it.
+    assert place % 61 not in range(40, 48)
+    following = (place + 1) % 61
+    assert found == Verdict(
+        Action.EXCLUDE, frozenset({following if following < 40 else following - 1}), LoopKind.RESTART, 61
+    )
 
 
 def test_forced_tokens_are_not_counted():

@@ -1,0 +1,5 @@
+"""How the tests' texts become ids."""
+
+from collections.abc import Callable
+
+Encode = Callable[[str], list[int]]
