@@ -31,6 +31,9 @@ class RunRules:
     min_words: float = 0.55
     max_markup: float = 0.2
     """Shares of a pattern's tokens by which it is prose."""
+    few_words: float = 0.25
+    few_words_tokens: int = 384
+    """For a pattern with fewer words and as little markup: short lines, sums."""
     mixed_tokens: int = 768
     """For any other pattern with words in it: rows of a table, elements of markup, objects."""
     data_tokens: int = 4096
@@ -42,6 +45,8 @@ class RunRules:
         if words >= self.min_words and markup <= self.max_markup:
             least = next((tokens for longest, tokens in self.prose_tokens if period <= longest), 0)
             least = least or self.prose_tokens[-1][1]
+        elif words >= self.few_words and markup <= self.max_markup:
+            least = self.few_words_tokens
         else:
             least = self.mixed_tokens if words else self.data_tokens
         return max(least, self.min_copies * period)

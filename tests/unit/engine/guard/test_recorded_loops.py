@@ -1,7 +1,8 @@
 """The guard ends loops as models make them.
 
 In ``loops/`` a form feed stands where the loop begins. What follows goes on whatever the guard excludes, as a model
-does that finds its way back.
+does that finds its way back. The texts named recorded_ are of the default model (greedy, 520 tokens, its end tokens
+masked), carried on by their last period; the others are written after reports of larger models.
 """
 
 from pathlib import Path
@@ -17,6 +18,10 @@ LOOPS = {path.stem: path for path in sorted((Path(__file__).parent / "loops").gl
 
 FOUND_BY_NAME = {
     # kind, tokens of the loop at the first intervention and at the end
+    "recorded_animal": (LoopKind.PATTERN, 114, 258),
+    "recorded_answer": (LoopKind.PATTERN, 394, 538),
+    "recorded_offer": (LoopKind.PATTERN, 175, 319),
+    "recorded_recursion": (LoopKind.PATTERN, 148, 348),
     "token": (LoopKind.TOKEN, 201, 345),
     "sentence": (LoopKind.PATTERN, 170, 314),
     "paragraph": (LoopKind.PATTERN, 372, 516),

@@ -8,7 +8,7 @@ from services.engine.guard.rules import RunRules
 from services.engine.guard.runs import RunTracker
 
 LEXICON = Lexicon([b" words", b" other", b"0", b"|"])
-SMALL = RunRules(max_period=12, min_copies=2, prose_tokens=((2, 8), (4, 6), (12, 4)), mixed_tokens=10, data_tokens=14)
+SMALL = RunRules(max_period=12, min_copies=2, prose_tokens=((2, 8), (4, 6), (12, 4)), few_words_tokens=9, mixed_tokens=11, data_tokens=14)
 
 patterns = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 outputs = st.lists(st.tuples(patterns, st.integers(1, 12)), max_size=6).map(
@@ -71,6 +71,7 @@ def test_a_pattern_that_is_no_prose_may_go_on_for_longer():
     rules = RunRules()
     assert rules.needed(9, words=0.7, markup=0.1) == 160
     assert rules.needed(9, words=0.7, markup=0.3) == 768
+    assert rules.needed(9, words=0.3, markup=0.2) == 384
     assert rules.needed(9, words=0.2, markup=0.0) == 768
     assert rules.needed(9, words=0.0, markup=0.3) == 4096
     assert rules.needed(90, words=0.7, markup=0.0) == 270
