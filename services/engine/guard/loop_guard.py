@@ -7,8 +7,8 @@ from enum import Enum, auto
 
 from services.engine.guard.echoes import EchoTracker
 from services.engine.guard.lexicon import Lexicon
+from services.engine.guard.repeats import RepeatTracker
 from services.engine.guard.rules import GuardRules, Region
-from services.engine.guard.runs import RunTracker
 
 
 class Action(Enum):
@@ -61,7 +61,7 @@ class LoopGuard:
         """An independent copy; some microseconds."""
         other = object.__new__(LoopGuard)
         other._lexicon, other._rules, other._region = self._lexicon, self._rules, self._region
-        other._runs, other._echoes = self._runs.clone(), self._echoes.clone()
+        other._repeats, other._echoes = self._repeats.clone(), self._echoes.clone()
         other._num_tokens, other._num_interventions = self._num_tokens, self._num_interventions
         other._intervened_at, other._judged_at = self._intervened_at, self._judged_at
         other._echoes_then, other.verdict = self._echoes_then, self.verdict
@@ -75,10 +75,10 @@ class LoopGuard:
         if region is not self._region:
             self._enter(region)
         self._num_tokens += 1
-        self._runs.push(token_id)
+        self._repeats.push(token_id)
         if region is not Region.ARGUMENT:
             self._echoes.push(token_id)
-        if not self._num_interventions and self._runs.period is None and not self._echoes.is_loop:
+        if not self._num_interventions and self._repeats.period is None and not self._echoes.is_loop:
             return
         if self.verdict.action in (Action.CLOSE_REASONING, Action.END):
             return
@@ -86,9 +86,9 @@ class LoopGuard:
 
     def _enter(self, region: Region) -> None:
         rules = self._rules
-        factor = rules.runs.argument_factor if region is Region.ARGUMENT else 1
+        factor = rules.repeats.argument_factor if region is Region.ARGUMENT else 1
         self._region = region
-        self._runs = RunTracker(rules.runs, self._lexicon, factor)
+        self._repeats = RepeatTracker(rules.repeats, self._lexicon, factor)
         self._echoes = EchoTracker(rules.echoes, self._lexicon)
         self._num_tokens = 0
         self._num_interventions = 0
@@ -100,7 +100,7 @@ class LoopGuard:
     def _has_loop(self) -> bool:
         """Whether there is a loop whose next token is known, or one goes on in spite of an intervention."""
         rules, echoes = self._rules, self._echoes
-        has_loop = self._runs.period is not None or echoes.is_loop
+        has_loop = self._repeats.period is not None or echoes.is_loop
         if not self._num_interventions:
             return has_loop
         num_tokens = self._num_tokens - self._judged_at
@@ -123,11 +123,11 @@ class LoopGuard:
         self._num_interventions += 1
         self._intervened_at = self._num_tokens
         self._begin_probation()
-        period = self._runs.period
+        period = self._repeats.period
         kind = LoopKind.RESTART if period is None else LoopKind.TOKEN if period == 1 else LoopKind.PATTERN
         distance = self._echoes.lag if period is None else period
         if self._region is not Region.ARGUMENT and self._num_interventions > self._rules.max_exclusions:
             is_thinking = self._region is Region.REASONING
             return Verdict(Action.CLOSE_REASONING if is_thinking else Action.END, frozenset(), kind, distance)
-        excluded = self._echoes.successors() if period is None else frozenset((self._runs.token_back(period),))
+        excluded = self._echoes.successors() if period is None else frozenset((self._repeats.token_back(period),))
         return Verdict(Action.EXCLUDE, excluded, kind, distance)

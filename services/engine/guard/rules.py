@@ -18,7 +18,7 @@ class Region(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunRules:
+class RepeatRules:
     """When a repeated pattern is a loop.
 
     Lengths are in tokens and count what is repeated, not the first copy. A pattern's kind goes by the words in it.
@@ -65,7 +65,7 @@ class EchoRules:
     max_gap_tokens: int = 24  # new tokens that end a chain
     min_recurrences: int = 3  # for which a token is deep: it stands there that many times already
     min_deep_tokens: int = 192
-    min_lag_tokens: int = 16  # mean of a chain; less is for the run rules
+    min_lag_tokens: int = 16  # mean of a chain; less is for the repeat rules
     min_units: int = 3  # how many times its mean lag a chain is long
     min_echoed: float = 0.8
     jump_tokens: int = 8  # a change of lag by more is a jump: another passage is repeated
@@ -81,7 +81,7 @@ class EchoRules:
 class GuardRules:
     """All thresholds. After an intervention the output is on probation; each failed one is another intervention."""
 
-    runs: RunRules = RunRules()
+    repeats: RepeatRules = RepeatRules()
     echoes: EchoRules = EchoRules()
     max_exclusions: int = 3  # after so many the region is ended
     probation_tokens: int = 48

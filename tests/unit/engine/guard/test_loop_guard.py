@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.engine.guard.lexicon import Lexicon
 from services.engine.guard.loop_guard import Action, LoopGuard, LoopKind, Verdict
-from services.engine.guard.rules import EchoRules, GuardRules, Region, RunRules
+from services.engine.guard.rules import EchoRules, GuardRules, Region, RepeatRules
 
 NUM_WORDS = 200
 LEXICON = Lexicon([f" w{chr(97 + n // 26)}{chr(97 + n % 26)}".encode() for n in range(NUM_WORDS)])
@@ -17,7 +17,7 @@ NEWS = count(NUM_WORDS)
 """Tokens that never came before."""
 
 SMALL = GuardRules(
-    runs=RunRules(max_period=12, min_copies=2, prose_tokens=((2, 8), (12, 6))),
+    repeats=RepeatRules(max_period=12, min_copies=2, prose_tokens=((2, 8), (12, 6))),
     echoes=EchoRules(
         history_tokens=64, gram_tokens=3, jump_tokens=2, max_gap_tokens=4, min_deep_tokens=8, min_lag_tokens=4
     ),

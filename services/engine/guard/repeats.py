@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.engine.guard.lexicon import Lexicon
-from services.engine.guard.rules import RunRules
+from services.engine.guard.rules import RepeatRules
 
 _SPAN = 2048
 """Tokens between two moves of the window."""
@@ -20,14 +20,14 @@ _SPAN = 2048
 _NEVER = 2**31 - 1
 
 
-class RunTracker:
+class RepeatTracker:
     """One output's. A push is two vector operations over the periods; memory is fixed.
 
     Instead of the run lengths, which all grow by one, it keeps the number of tokens at which each began. From these
     follows when the first can reach what prose needs; until then nothing has to be looked at.
     """
 
-    def __init__(self, rules: RunRules, lexicon: Lexicon, factor: int = 1) -> None:
+    def __init__(self, rules: RepeatRules, lexicon: Lexicon, factor: int = 1) -> None:
         """``factor`` multiplies what a pattern needs."""
         self._rules, self._lexicon, self._factor = rules, lexicon, factor
         self._needed = _needs_of_prose(rules, factor)
@@ -45,9 +45,9 @@ class RunTracker:
         self.period: int | None = None
         """Fundamental period of the loop that the output is in. Its next token would be the one so far back."""
 
-    def clone(self) -> RunTracker:
+    def clone(self) -> RepeatTracker:
         """An independent copy."""
-        other = object.__new__(RunTracker)
+        other = object.__new__(RepeatTracker)
         other._rules, other._lexicon, other._factor = self._rules, self._lexicon, self._factor
         other._needed = self._needed  # never written
         other._latest, other._head = self._latest.copy(), self._head
@@ -103,7 +103,7 @@ class RunTracker:
 
 
 @cache
-def _needs_of_prose(rules: RunRules, factor: int) -> npt.NDArray[np.int32]:
+def _needs_of_prose(rules: RepeatRules, factor: int) -> npt.NDArray[np.int32]:
     """By period - 1: what prose needs, which is the least that any needs. Not to be written."""
     needed = [factor * rules.needed(period, words=1.0, markup=0.0) for period in range(1, rules.max_period + 1)]
     return np.array(needed, dtype=np.int32)

@@ -4,11 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.engine.guard.lexicon import Lexicon
-from services.engine.guard.rules import RunRules
-from services.engine.guard.runs import RunTracker
+from services.engine.guard.repeats import RepeatTracker
+from services.engine.guard.rules import RepeatRules
 
 LEXICON = Lexicon([b" words", b" other", b"0", b"|"])
-SMALL = RunRules(max_period=12, min_copies=2, prose_tokens=((2, 8), (4, 6), (12, 4)), few_words_tokens=9, mixed_tokens=11, data_tokens=14)
+SMALL = RepeatRules(
+    max_period=12,
+    min_copies=2,
+    prose_tokens=((2, 8), (4, 6), (12, 4)),
+    few_words_tokens=9,
+    mixed_tokens=11,
+    data_tokens=14,
+)
 
 patterns = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 outputs = st.lists(st.tuples(patterns, st.integers(1, 12)), max_size=6).map(
@@ -21,7 +28,7 @@ def run_length(output: list[int], period: int) -> int:
     return next((i for i, (late, early) in enumerate(pairs) if late != early), max(0, len(output) - period))
 
 
-def loop_period(output: list[int], rules: RunRules, factor: int = 1) -> int | None:
+def loop_period(output: list[int], rules: RepeatRules, factor: int = 1) -> int | None:
     """Slow twin."""
     runs = [run_length(output, period) for period in range(1, rules.max_period + 1)]
     for period, run in enumerate(runs, 1):
@@ -35,7 +42,7 @@ def loop_period(output: list[int], rules: RunRules, factor: int = 1) -> int | No
 
 @given(outputs, st.sampled_from([1, 2]))
 def test_finds_the_loop_that_a_look_at_the_whole_output_finds(output: list[int], factor: int):
-    tracker = RunTracker(SMALL, LEXICON, factor)
+    tracker = RepeatTracker(SMALL, LEXICON, factor)
     for length, token in enumerate(output, 1):
         tracker.push(token)
         assert tracker.period == loop_period(output[:length], SMALL, factor), output[:length]
@@ -43,7 +50,7 @@ def test_finds_the_loop_that_a_look_at_the_whole_output_finds(output: list[int],
 
 @given(outputs, outputs, outputs)
 def test_a_clone_and_its_original_go_their_own_ways(before: list[int], one: list[int], other: list[int]):
-    original = RunTracker(SMALL, LEXICON)
+    original = RepeatTracker(SMALL, LEXICON)
     for token in before:
         original.push(token)
     clone = original.clone()
@@ -56,7 +63,7 @@ def test_a_clone_and_its_original_go_their_own_ways(before: list[int], one: list
 
 
 def test_a_long_output_ends_in_the_same_loop_as_a_short_one():
-    tracker = RunTracker(RunRules(), LEXICON)
+    tracker = RepeatTracker(RepeatRules(), LEXICON)
     for number in range(5000):
         tracker.push(4 + number)
     periods: list[int | None] = []
@@ -68,7 +75,7 @@ def test_a_long_output_ends_in_the_same_loop_as_a_short_one():
 
 
 def test_a_pattern_that_is_no_prose_may_go_on_for_longer():
-    rules = RunRules()
+    rules = RepeatRules()
     assert rules.needed(9, words=0.7, markup=0.1) == 160
     assert rules.needed(9, words=0.7, markup=0.3) == 768
     assert rules.needed(9, words=0.3, markup=0.2) == 384
