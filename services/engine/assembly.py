@@ -77,6 +77,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
             rules,
             step_tokens=config.step_tokens,
             max_running=config.max_running,
+            drafts=config.drafts == "on",
             is_worth_restoring=(lambda resident, stored: True) if tier is None else tier.is_worth_restoring,
             was_cached=lambda sequence, at_token: _was_cached(seen, keys, sequence, at_token),
         )
@@ -199,7 +200,7 @@ def _warm_up(runtime: PagedRuntime) -> float:
     """
     blocks = range(min(runtime.num_blocks, max(1, _WARM_UP_TOKENS // runtime.block_tokens)))
     num_tokens = min(len(blocks) * runtime.block_tokens, runtime.context_tokens)
-    row = Row(token_ids=np.zeros(num_tokens, dtype=np.int32), start=0, block_ids=blocks, wants_logits=True)
+    row = Row(token_ids=np.zeros(num_tokens, dtype=np.int32), start=0, block_ids=blocks, num_logits=1)
     runtime.forward(Batch((row,)))
     started_s = time.monotonic()
     runtime.forward(Batch((row,)))

@@ -95,10 +95,22 @@ class CacheManager:
             return True
         if not self._make_room(needed):
             return False
-        fresh = self.pool.take(needed, after=sequence.block_ids[-1] if sequence.block_ids else None)
-        sequence.block_ids += fresh
-        sequence.owned.update(fresh)
+        self._extend(sequence, needed)
         return True
+
+    def borrow(self, sequence: Sequence, num_tokens: int) -> int:
+        """Make the block table cover ``num_tokens``, or as many as free blocks allow; how many blocks that took."""
+        needed = max(0, self._blocks_for(num_tokens) - len(sequence.block_ids))
+        return self._extend(sequence, min(needed, self.pool.num_free))
+
+    def give_back(self, sequence: Sequence, num_blocks: int) -> None:
+        """Free what was borrowed, but for blocks in which computed tokens lie."""
+        count = min(num_blocks, len(sequence.block_ids) - self._blocks_for(sequence.num_computed))
+        if count > 0:
+            unused = sequence.block_ids[-count:]
+            del sequence.block_ids[-count:]
+            sequence.owned.difference_update(unused)
+            self.pool.put(unused)
 
     def publish(self, sequence: Sequence) -> None:
         """Put the sequence's newly completed blocks into the tree, where others can use them at once."""
@@ -140,6 +152,13 @@ class CacheManager:
             held.update(sequence.block_ids)
         free = self.pool.num_free
         return PoolUse(free, len(held), self.pool.num_blocks - free - len(held), self.pool.num_blocks)
+
+    def _extend(self, sequence: Sequence, count: int) -> int:
+        if count:
+            fresh = self.pool.take(count, after=sequence.block_ids[-1] if sequence.block_ids else None)
+            sequence.block_ids += fresh
+            sequence.owned.update(fresh)
+        return count
 
     def _put(self, sequence: Sequence, ids: bytes) -> Node:
         """Bring one block's tokens into the tree behind the cursor, or find them there."""

@@ -25,6 +25,9 @@ class EngineConfig(ServerSettings):
     step_tokens: int = setting(512, help="tokens computed in one step", minimum=1)
     max_running: int = setting(16, help="requests computed at once", minimum=1)
     max_waiting: int = setting(256, help="requests that may wait; more are refused", minimum=1)
+    drafts: str = setting(
+        "on", help="guess tokens that repeat what came before; the output is the same", choices=("on", "off")
+    )
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
     restore: str = setting(

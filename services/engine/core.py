@@ -1,7 +1,7 @@
 """The engine's one owner task: admission, steps, restores and writes, in the order that keeps state exact.
 
     while True:
-        plan = scheduler.schedule(); sampled = runner.run(plan); scheduler.commit(plan, sampled)
+        plan = scheduler.schedule(); chosen = runner.run(plan); scheduler.commit(plan, chosen)
 
 The loop's task owns scheduler, cache manager and prefix tree. The forward runs in a thread; meanwhile callers may only
 queue new requests and mark old ones as cancelled.
@@ -36,6 +36,8 @@ from services.engine.ssd_tier import Restored, SsdTier, StoredHit
 _MEASURE_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 _COMPUTED = Counter("fencepost_engine_computed_tokens_total", "Tokens that went through the model.")
+_DRAFTED = Counter("fencepost_engine_drafted_tokens_total", "Guesses that went through the model.")
+_ACCEPTED = Counter("fencepost_engine_accepted_tokens_total", "Of them, those that were right and part of an output.")
 _BLOCKS = Gauge("fencepost_engine_blocks", "Device blocks by use.", ["use"])
 _SEQUENCES = Gauge("fencepost_engine_sequences", "Requests by state.", ["state"])
 _RUNS = Gauge("fencepost_engine_runs_per_sequence", "Mean stretches of consecutive blocks of a running request.")
@@ -138,7 +140,7 @@ class EngineCore:
                     continue
                 started_s = time.monotonic()
                 try:
-                    sampled = await loop.run_in_executor(self._compute, run, self._runtime, work_of(plan))
+                    chosen = await loop.run_in_executor(self._compute, run, self._runtime, work_of(plan))
                 except LayersMissing as error:
                     self._begin_again(plan, error)
                     continue
@@ -148,7 +150,7 @@ class EngineCore:
                     self._scheduler.fail(plan, "the model failed; the engine's log has the details")
                     continue
                 if await self._settled(plan):
-                    self._committed(plan, sampled, time.monotonic() - started_s)
+                    self._committed(plan, chosen, time.monotonic() - started_s)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait until all pending writes are stored, or the time is over."""
@@ -274,14 +276,18 @@ class EngineCore:
         _log.info("computing along with a restore: %s", error)
         plan.restoring.gate = None
 
-    def _committed(self, plan: Plan, sampled: list[Sampled], seconds: float) -> None:
-        num_tokens = sum(row.num_tokens for row in plan.rows)
+    def _committed(self, plan: Plan, chosen: list[tuple[Sampled, ...]], seconds: float) -> None:
+        num_tokens = sum(row.num_computed for row in plan.rows)
         _COMPUTED.inc(num_tokens)
         self._tokens_per_s += 0.1 * (num_tokens / max(seconds, 1e-6) - self._tokens_per_s)
         if plan.restoring is None:
-            positions = sum(row.num_tokens * (2 * row.start + row.num_tokens - 1) // 2 for row in plan.rows)
+            positions = sum(row.num_computed * (2 * row.start + row.num_computed - 1) // 2 for row in plan.rows)
             self._prefill_cost.observe(num_tokens, positions, seconds)
-        for terminal in self._scheduler.commit(plan, sampled):
+        _DRAFTED.inc(sum(len(row.draft) for row in plan.rows))
+        num_accepted = sum(row.sequence.num_accepted for row in plan.rows)
+        terminals = self._scheduler.commit(plan, chosen)
+        _ACCEPTED.inc(sum(row.sequence.num_accepted for row in plan.rows) - num_accepted)
+        for terminal in terminals:
             self._offer(terminal)
         if self._writer is not None:
             self._writer.press(self._cache.pool.num_free, self._cache.pool.num_blocks)

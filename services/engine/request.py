@@ -69,6 +69,7 @@ class Request:
     conversation_key: str = ""
     tenant: str = ""
     persist: bool = True
+    drafts: bool = True  # whether tokens may be guessed ahead; the output is the same
     request_id: str = ""
 
     @property
@@ -151,6 +152,8 @@ class Finished:
     timings: Timings
     stop_text: int | None = None
     choice: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

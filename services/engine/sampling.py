@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from services.engine.logprobs import logprobs_of
 from services.engine.penalties import Penalties
-from services.engine.request import Sampled, SamplingParams
+from services.engine.request import SamplingParams
 
 _HEAD = 1024
 """Nucleus sampling sorts this many of the likeliest tokens first, and all of them only if those don't suffice."""
@@ -96,16 +92,3 @@ def _likeliest(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.i
     above = np.flatnonzero(weights > least)
     ids = np.concatenate((above, np.flatnonzero(weights == least)[: count - len(above)]))
     return ids[np.lexsort((ids, -weights[ids]))]
-
-
-def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Sampled]:
-    """One token per row of ``logits`` [rows, vocabulary]."""
-    chosen = cast("list[int]", cast(Any, logits.argmax(dim=-1)).tolist())
-    for row, sampler in enumerate(samplers):
-        if not sampler.takes_likeliest:
-            chosen[row] = sampler.draw(logits[row].float().cpu().numpy())
-    count_by_row = {
-        row: sampler.num_logprobs for row, sampler in enumerate(samplers) if sampler.num_logprobs is not None
-    }
-    logprobs_by_row = logprobs_of(logits, chosen, count_by_row) if count_by_row else {}
-    return [Sampled(token_id, logprobs_by_row.get(row)) for row, token_id in enumerate(chosen)]

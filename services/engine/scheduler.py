@@ -1,6 +1,6 @@
 """Decides what each step computes: decode rows first, then prefill chunks under a token budget.
 
-    plan = scheduler.schedule(); sampled = runner.run(plan); scheduler.commit(plan, sampled)
+    plan = scheduler.schedule(); chosen = runner.run(plan); scheduler.commit(plan, chosen)
 
 A waiting request gets blocks for its whole prompt at once or none at all, so nothing holds a part while it waits for
 another. A decode that cannot grow preempts the youngest running sequence, which keeps its cached blocks and its place
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from services.engine.cache_manager import BlockCopy, CacheManager
+from services.engine.draft.draft_length import draft_lengths
 from services.engine.prefix_tree import Node
 from services.engine.request import (
     Admitted,
@@ -36,12 +37,22 @@ from services.engine.sequence import Sequence, State
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """Compute tokens [start, start + num_tokens) of a sequence; sample behind them if ``samples``."""
+    """Compute tokens [start, start + num_tokens) of a sequence; sample behind them if ``samples``.
+
+    ``draft`` are guesses of what will be sampled, computed behind them; ``draft_blocks`` were borrowed for it.
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    draft: tuple[int, ...] = ()
+    draft_blocks: int = 0
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that go through the model."""
+        return self.num_tokens + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ class Scheduler:
         *,
         step_tokens: int,
         max_running: int,
+        drafts: bool = True,
         is_worth_restoring: Callable[[int, int], bool] = lambda resident, stored: True,
         was_cached: Callable[[Sequence, int], bool] = lambda sequence, at_token: False,
         clock: Callable[[], float] = time.monotonic,
@@ -98,6 +110,7 @@ class Scheduler:
         self._rules = rules
         self._step_tokens = step_tokens
         self._max_running = max_running
+        self._drafts = drafts
         self._is_worth_restoring = is_worth_restoring
         self._was_cached = was_cached
         self._clock = clock
@@ -136,6 +149,9 @@ class Scheduler:
         # A preemption may have taken blocks from a row planned before it.
         rows = [row for row in rows if row.sequence.state is State.RUNNING]
         copies, restores = self._admit()
+        if self._drafts and rows:
+            rows = self._with_drafts(rows, budget)
+            budget -= sum(len(row.draft) for row in rows)
         planned = {id(row.sequence) for row in rows}
         for sequence in self.running:
             if budget <= 0:
@@ -150,24 +166,24 @@ class Scheduler:
             return Plan((early,), (), tuple(restores), early.sequence)
         return Plan(tuple(rows), tuple(copies), tuple(restores))
 
-    def commit(self, plan: Plan, sampled: list[Sampled]) -> list[Terminal]:
-        """Take a step's results: one sampled token per sampling row, in row order. Returns what has ended."""
+    def commit(self, plan: Plan, chosen: Iterable[tuple[Sampled, ...]]) -> list[Terminal]:
+        """Take a step's results: the tokens chosen for each sampling row, in row order. Returns what has ended."""
         for copy in plan.copies:
             self.cache.copied(copy)
-        tokens = iter(sampled)
+        tokens = iter(chosen)
         terminals: list[Terminal] = []
         for row in plan.rows:
             sequence = row.sequence
-            sequence.num_computed = row.start + row.num_tokens
+            num_taken = self._take(row, next(tokens)) if row.samples else 0
+            # Invariant: state of guesses that were not taken lies behind num_computed, where nothing is read or kept.
+            sequence.num_computed = row.start + row.num_tokens + max(0, num_taken - 1)
+            self.cache.give_back(sequence, row.draft_blocks)
             self.cache.publish(sequence)
-            if row.samples:
-                self._take(sequence, next(tokens))
-            elif sequence.num_pending:
-                # Where the answer has begun, a prompt is computed again that has been reported.
-                if not sequence.choice and not sequence.num_output:
-                    sequence.outbox.put(Progress(sequence.num_computed, sequence.num_prompt))
-            else:
+            if not row.samples and not sequence.num_pending:
                 sequence.finish_reason = FinishReason.PREFILLED
+            elif not (row.samples or sequence.choice or sequence.num_output):
+                # Where the answer has begun, a prompt is computed again that has been reported.
+                sequence.outbox.put(Progress(sequence.num_computed, sequence.num_prompt))
             if sequence.finish_reason is not None:
                 terminals.append(self._finish(sequence, sequence.finish_reason))
         return terminals
@@ -304,16 +320,55 @@ class Scheduler:
                 return MissReason.EVICTED
         return None if known else MissReason.COLD
 
-    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _with_drafts(self, rows: list[PlanRow], budget: int) -> list[PlanRow]:
+        """Decode rows with drafts, for which nobody gives way: at most half of the budget that prompts need, and free
+        blocks only."""
+        proposals = [self._proposal(row.sequence) for row in rows]
+        wishes = [row.sequence.drafter.wish(proposal) for row, proposal in zip(rows, proposals, strict=True)]
+        num_prefill = min(budget, sum(s.num_pending for s in self.running) - len(rows))
+        lengths = draft_lengths(wishes, len(rows) + num_prefill, budget // 2 if num_prefill else budget)
+        drafting: list[PlanRow] = []
+        for row, proposal, length in zip(rows, proposals, lengths, strict=True):
+            sequence = row.sequence
+            if proposal and not length:
+                sequence.drafter.skipped()
+            num_blocks = self.cache.borrow(sequence, sequence.num_tokens + length)
+            room = len(sequence.block_ids) * self.cache.block_tokens - sequence.num_tokens
+            drafting.append(replace(row, draft=proposal[: min(length, room)], draft_blocks=num_blocks))
+        return drafting
+
+    def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
+        """At least one token is sampled behind a draft."""
+        left = min(sequence.max_tokens - sequence.num_output, self._rules.context_tokens - sequence.num_tokens)
+        if left < 2 or not sequence.request.drafts:
+            return ()
+        return sequence.drafter.propose(sequence.token_ids, left - 1)
+
+    def _take(self, row: PlanRow, chosen: tuple[Sampled, ...]) -> int:
+        """Add the chosen tokens up to the first that ends the output; how many these are."""
+        sequence = row.sequence
         if sequence.times.first_token_s is None:
             sequence.times.first_token_s = self._clock()
         if sequence.num_to_follow:
             # At the head of the queue: their request has been admitted.
             self.waiting.extendleft(reversed(sequence.followers()))
-        token_id = sampled.token_id
+        taken: list[Sampled] = []
+        for one in chosen:
+            taken.append(one)
+            self._push(sequence, one.token_id)
+            if sequence.finish_reason is not None:
+                break
+        logprobs = tuple(one.logprobs for one in taken if one.logprobs is not None)
+        sequence.outbox.put(Tokens(tuple(one.token_id for one in taken), logprobs, sequence.choice))
+        if row.draft:
+            num_accepted = min(len(taken), len(chosen) - 1)
+            sequence.num_drafted += len(row.draft)
+            sequence.num_accepted += num_accepted
+            sequence.drafter.verified(len(row.draft), len(chosen) - 1)
+        return len(taken)
+
+    def _push(self, sequence: Sequence, token_id: int) -> None:
         sequence.append(token_id)
-        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        sequence.outbox.put(Tokens((token_id,), logprobs, sequence.choice))
         sampling = sequence.request.sampling
         sequence.stop_hit = sequence.stop.push(self._rules.spell(token_id))
         if token_id in sampling.stop_token_ids or (token_id in self._rules.end_token_ids and not sampling.ignore_end):
@@ -343,4 +398,6 @@ class Scheduler:
             sequence.times.timings(self._clock()),
             None if hit is None else hit.index,
             sequence.choice,
+            sequence.num_drafted,
+            sequence.num_accepted,
         )

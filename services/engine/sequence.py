@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from services.engine.choosing import TokenChooser
+from services.engine.draft.drafter import Drafter
 from services.engine.prefix_tree import TOKEN_BYTES, Node
 from services.engine.request import CacheUse, Event, FinishReason, MissReason, Request, Tier, Timings
 from services.engine.runtime.gate import LayerGate
@@ -82,7 +84,7 @@ class Sequence:
     request: Request
     root: Node
     outbox: Outbox
-    sampler: Sampler
+    chooser: TokenChooser
     stop: StopScanner
     max_tokens: int
     times: Times
@@ -102,6 +104,9 @@ class Sequence:
         None  # of the restore that fills its blocks; None once it may not be computed along with it
     )
     num_output: int = 0
+    drafter: Drafter = field(default_factory=Drafter)
+    num_drafted: int = 0
+    num_accepted: int = 0  # of those drafted: right, and part of the output
     cached_by_tier: dict[Tier, int] = field(default_factory=dict[Tier, int])
     miss: MissReason | None = None
     miss_at_token: int | None = None
@@ -116,7 +121,7 @@ class Sequence:
             request=request,
             root=root,
             outbox=Outbox(),
-            sampler=Sampler(request.sampling, request.token_ids),
+            chooser=TokenChooser(Sampler(request.sampling, request.token_ids)),
             stop=StopScanner(request.sampling.stop_texts),
             max_tokens=max_tokens,
             times=Times(clock()),
@@ -136,7 +141,7 @@ class Sequence:
                 request=self.request,
                 root=self.root,
                 outbox=self.outbox,
-                sampler=Sampler(sampling, self.request.token_ids, choice),
+                chooser=TokenChooser(Sampler(sampling, self.request.token_ids, choice)),
                 stop=StopScanner(sampling.stop_texts),
                 max_tokens=self.max_tokens,
                 times=replace(self.times, first_token_s=None),

@@ -77,7 +77,11 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         _refuse_unsupported(request)
         async with self._core.generate(
-            self._request(request, read_sampling(request.sampling, self._facts.vocabulary_size))
+            self._request(
+                request,
+                read_sampling(request.sampling, self._facts.vocabulary_size),
+                drafts=request.draft != pb.DRAFT_OFF,
+            )
         ) as batches:
             async for events in batches:
                 for event in _merged(events):
@@ -129,7 +133,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             raise StoreFailed(f"the store did not remove its part: {error}", retry_after_s=1.0) from None
         return pb.FlushResponse(blocks=flushed.blocks, stored_bytes=flushed.stored_bytes)
 
-    def _request(self, message: pb.GenerateRequest | pb.PrefillRequest, sampling: SamplingParams) -> Request:
+    def _request(
+        self, message: pb.GenerateRequest | pb.PrefillRequest, sampling: SamplingParams, *, drafts: bool = False
+    ) -> Request:
         return Request(
             cache_scope=_scope(message.cache_scope),
             token_ids=self._ids(message.token_ids),
@@ -138,6 +144,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             tenant=message.tenant,
             persist=not message.HasField("persist") or message.persist,
             request_id=message.request_id,
+            drafts=drafts,
         )
 
     def _load(self, load: Load) -> pb.WatchLoadResponse:
@@ -254,6 +261,8 @@ def _finished(event: Finished) -> pb.Finished:
         prompt_tokens=event.prompt_tokens,
         cached=_cached(event.cache),
         output_tokens=event.output_tokens,
+        drafted_tokens=event.drafted_tokens,
+        accepted_tokens=event.accepted_tokens,
         timings=_timings(event.timings),
     )
     return pb.Finished(choice=event.choice, reason=_REASONS[event.reason], usage=usage, stop_text=event.stop_text)

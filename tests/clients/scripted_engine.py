@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,15 @@ class Script:
         self._rows_by_work[id(work)] = [(sequence.request.token_ids, sequence.num_output) for sequence in sampling]
         return work
 
-    def run(self, runtime: Any, work: Work) -> list[Sampled]:
+    def run(self, runtime: Any, work: Work) -> list[tuple[Sampled, ...]]:
         """As the runner's, with other tokens."""
-        sampled = run(runtime, work)
-        rows = self._rows_by_work.pop(id(work))
-        return [Sampled(self.answer_to(prompt)[position]) for (prompt, position), _ in zip(rows, sampled, strict=True)]
+        run(runtime, work)
+        rows = zip(self._rows_by_work.pop(id(work)), work.drafts, strict=True)
+        return [self._verified(self.answer_to(prompt)[position:], draft) for (prompt, position), draft in rows]
+
+    def _verified(self, answer: list[int], draft: tuple[int, ...]) -> tuple[Sampled, ...]:
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, draft, strict=False)))
+        return tuple(map(Sampled, answer[: num_right + 1]))
 
 
 class LoggingServicer(EngineServicer):

@@ -137,7 +137,7 @@ class Resident:
     def compute(self, ids: list[int], steps: Iterator[Step]) -> None:
         for step in steps:
             tokens = np.array(ids[step.first : step.last], dtype=np.int32)
-            self._runtime.forward(Batch((Row(tokens, step.first, self._blocks, wants_logits=True),)))
+            self._runtime.forward(Batch((Row(tokens, step.first, self._blocks, num_logits=1),)))
 
     def channels(self, state: StoredState) -> dict[tuple[bytes, int, int], bytes]:
         """All of a state, as the store would give it: the channels of a layer one behind the other."""

@@ -20,13 +20,13 @@ class Row:
     token_ids: the n tokens to compute.
     start: tokens of this sequence already in the pool, so the position of token_ids[0].
     block_ids: the sequence's block table; covers at least start + n tokens.
-    wants_logits: the logits after the last token are returned.
+    num_logits: the logits after each of the last so many tokens are returned.
     """
 
     token_ids: npt.NDArray[np.int32]
     start: int
     block_ids: Sequence[int]
-    wants_logits: bool
+    num_logits: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,9 @@ class PagedRuntime:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute all rows in one pass and store their state in the pools.
 
-        Returns float32 logits [rows with wants_logits, vocab_size] in row order, owned by the
-        caller. Raises ValueError, before anything is written, if a row is empty or its block
-        table too short, and LayersMissing where the batch's gate fails: then only slots of the
+        Returns float32 logits [all rows' num_logits, vocab_size] in row order, owned by the
+        caller. Raises ValueError, before anything is written, if a row is not as it must be, and
+        LayersMissing where the batch's gate fails: then only slots of the
         rows' own tokens have been written, and the same batch can be computed again.
         Cost: linears over all tokens together, attention row by row.
         """

@@ -39,7 +39,10 @@ class StepPlan:
 
 
 def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan:
-    """Plan a batch. Raises ValueError if a row is empty or its block table is too short."""
+    """Plan a batch.
+
+    Raises ValueError if a row is empty, its block table is too short or it wants more logits than it has tokens.
+    """
     rows: list[RowPlan] = []
     written: list[Run] = []
     positions: list[Run] = []
@@ -49,14 +52,15 @@ def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan
         num_tokens = len(row.token_ids)
         if num_tokens == 0:
             raise ValueError("a row computes at least one token")
+        if not 0 <= row.num_logits <= num_tokens:
+            raise ValueError(f"a row of {num_tokens} tokens has no logits for {row.num_logits}")
         written += slot_runs(row.block_ids, row.start, num_tokens, block_tokens)
         num_context = row.start + 1 if num_tokens == 1 else row.start
         context = slot_runs(row.block_ids, 0, num_context, block_tokens)
         rows.append(RowPlan(num_packed, num_tokens, context))
         positions.append((row.start, row.start + num_tokens))
         num_packed += num_tokens
-        if row.wants_logits:
-            logits_at.append(num_packed - 1)
+        logits_at += range(num_packed - row.num_logits, num_packed)
     token_ids = np.concatenate([row.token_ids for row in batch.rows]).astype(np.int64)
     return StepPlan(
         token_ids=torch.as_tensor(token_ids, device=device).unsqueeze(0),

@@ -44,11 +44,11 @@ class Memory:
             for slot in range(copy.num_tokens):
                 self.slots[copy.target_block, slot] = self.slots[copy.source.block_id, slot]
 
-    def compute(self, sequence: Sequence, start: int, count: int) -> None:
-        """Check what the tokens attend to, then write theirs."""
-        ids = to_ids(sequence.token_ids)
+    def compute(self, sequence: Sequence, start: int, count: int, draft: Prefix = ()) -> None:
+        """Check what the tokens attend to, then write theirs and those of a draft behind them."""
+        ids = to_ids(sequence.token_ids)[: start + count] + draft
         self.check(sequence, start)
-        for position in range(start, start + count):
+        for position in range(start, len(ids)):
             self.slots[self._slot(sequence, position)] = ids[: position + 1]
 
     def check(self, sequence: Sequence, num_tokens: int) -> None:

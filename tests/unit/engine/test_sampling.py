@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.engine.choosing import TokenChooser, choose_tokens
 from services.engine.request import Sampled, SamplingParams
-from services.engine.sampling import Sampler, sample
+from services.engine.sampling import Sampler
 
 
 def draws(params: SamplingParams, logits: np.ndarray, count: int) -> list[int]:
@@ -18,6 +19,11 @@ def draws(params: SamplingParams, logits: np.ndarray, count: int) -> list[int]:
 
 def ids(sampled: list[Sampled]) -> list[int]:
     return [one.token_id for one in sampled]
+
+
+def sample(logits: torch.Tensor, samplers: list[Sampler]) -> list[Sampled]:
+    choosers = [TokenChooser(sampler) for sampler in samplers]
+    return [one for (one,) in choose_tokens(logits, choosers, [()] * len(choosers))]
 
 
 def packed(token_ids: list[int]) -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.request import Admitted, Finished, FinishReason, MissReason, Progress, Sampled, Tier, Tokens
-from services.engine.scheduler import EndRules, Plan, Scheduler, Terminal
+from services.engine.scheduler import EndRules, Plan, PlanRow, Scheduler, Terminal
 from services.engine.sequence import Sequence, State
 from tests.unit.engine.memory import Memory, Prefix, to_ids
 
@@ -23,9 +23,26 @@ def next_token(prefix: Prefix, choice: int = 0) -> int:
     return random.Random(repr((choice, prefix) if choice else prefix)).randint(1, 9)
 
 
+def verified(row: PlanRow) -> tuple[Sampled, ...]:
+    """What the model says behind a row, for as long as the row's draft foretells it."""
+    prefix, chosen = to_ids(row.sequence.token_ids), list[Sampled]()
+    for guess in (*row.draft, None):
+        token_id = next_token(prefix, row.sequence.choice)
+        chosen.append(Sampled(token_id))
+        if token_id != guess:
+            break
+        prefix += (token_id,)
+    return tuple(chosen)
+
+
 class Loop:
     def __init__(
-        self, num_blocks: int = 32, step_tokens: int = 8, max_running: int = 4, **decisions: Callable[..., bool]
+        self,
+        num_blocks: int = 32,
+        step_tokens: int = 8,
+        max_running: int = 4,
+        drafts: bool = True,
+        **decisions: Callable[..., bool],
     ) -> None:
         self.memory = Memory(num_blocks, BLOCK)
         context = min(CONTEXT, num_blocks * BLOCK)
@@ -35,6 +52,7 @@ class Loop:
             rules,
             step_tokens=step_tokens,
             max_running=max_running,
+            drafts=drafts,
             clock=self.memory.tick,
             **decisions,
         )
@@ -49,12 +67,10 @@ class Loop:
     def step(self) -> Plan:
         plan = self.scheduler.schedule()
         self.memory.copy(plan.copies)
-        sampled: list[Sampled] = []
         for row in plan.rows:
-            self.memory.compute(row.sequence, row.start, row.num_tokens)
-            if row.samples:
-                sampled.append(Sampled(next_token(to_ids(row.sequence.token_ids), row.sequence.choice)))
-        self.terminals += self.scheduler.commit(plan, sampled)
+            self.memory.compute(row.sequence, row.start, row.num_tokens, row.draft)
+        chosen = [verified(row) for row in plan.rows if row.samples]
+        self.terminals += self.scheduler.commit(plan, chosen)
         self.memory.check_accounts(self.scheduler.attached)
         return plan
 

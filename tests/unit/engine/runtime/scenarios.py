@@ -33,7 +33,7 @@ def append_after_shared_prefix(subject: Subject) -> None:
     subject.blocks(1)
     tails = [subject.tokens(n) for n in (21, 1, 9)]
     tables = [shared + subject.blocks(len(tail)) for tail in tails]
-    rows = [Row(tail, len(prefix), table, True) for tail, table in zip(tails, tables, strict=True)]
+    rows = [Row(tail, len(prefix), table, 1) for tail, table in zip(tails, tables, strict=True)]
     for logits, tail in zip(subject.runtime.forward(Batch(tuple(rows))), tails, strict=True):
         subject.check(logits, np.concatenate([prefix, tail]))
 
@@ -41,8 +41,8 @@ def append_after_shared_prefix(subject: Subject) -> None:
 def prefix_filled_in_the_same_step(subject: Subject) -> None:
     prefix, tail = subject.tokens(2 * BLOCK_TOKENS), subject.tokens(5)
     shared = subject.blocks(len(prefix))
-    append = Row(tail, len(prefix), shared + subject.blocks(5), True)
-    logits = subject.runtime.forward(Batch((append, Row(prefix, 0, shared, True))))
+    append = Row(tail, len(prefix), shared + subject.blocks(5), 1)
+    logits = subject.runtime.forward(Batch((append, Row(prefix, 0, shared, 1))))
     subject.check(logits[0], np.concatenate([prefix, tail]))
     subject.check(logits[1], prefix)
 
@@ -72,9 +72,9 @@ def mixed_batch(subject: Subject) -> None:
         blocks = subject.blocks(len(sequence))
         if start:
             subject.prefill(sequence[:start], blocks)
-        rows.append(Row(sequence[start:], start, blocks, wants_logits=start != 40))
+        rows.append(Row(sequence[start:], start, blocks, num_logits=int(start != 40)))
     logits = subject.runtime.forward(Batch(tuple(rows)))
-    wanted = [seq for seq, row in zip(sequences, rows, strict=True) if row.wants_logits]
+    wanted = [seq for seq, row in zip(sequences, rows, strict=True) if row.num_logits]
     for row_logits, sequence in zip(logits, wanted, strict=True):
         subject.check(row_logits, sequence)
 
@@ -94,7 +94,7 @@ def forked_tail(subject: Subject) -> None:
     for fork in forks:
         subject.runtime.copy_rows(blocks[2], fork[2], 5)
     tails = [subject.tokens(4), subject.tokens(4)]
-    rows = [Row(t, len(prompt), table, True) for t, table in zip(tails, forks, strict=True)]
+    rows = [Row(t, len(prompt), table, 1) for t, table in zip(tails, forks, strict=True)]
     for logits, tail in zip(subject.runtime.forward(Batch(tuple(rows))), tails, strict=True):
         subject.check(logits, np.concatenate([prompt, tail]))
     tail = subject.tokens(1)

@@ -54,7 +54,7 @@ class Subject:
 
     def prefill(self, token_ids: Tokens, block_ids: list[int], start: int = 0) -> torch.Tensor:
         """Compute token_ids in one row; the last token's logits."""
-        return self.runtime.forward(Batch((Row(token_ids, start, block_ids, True),)))[0]
+        return self.runtime.forward(Batch((Row(token_ids, start, block_ids, 1),)))[0]
 
     def expected(self, token_ids: Tokens) -> torch.Tensor:
         with torch.no_grad():

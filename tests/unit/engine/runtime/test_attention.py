@@ -47,7 +47,7 @@ def test_runs_equal_gathering(
     rows: list[Row] = []
     taken = 0
     for (start, n), need in zip(sizes, needs, strict=True):
-        rows.append(Row(np.zeros(n, np.int32), start, order[taken : taken + need].tolist(), True))
+        rows.append(Row(np.zeros(n, np.int32), start, order[taken : taken + need].tolist(), 1))
         taken += need
     plan = plan_step(Batch(tuple(rows)), block_tokens, _CPU)
 

@@ -93,11 +93,11 @@ def test_copies_out_of_range_are_refused(subject: Subject, source: int, target: 
 
 
 def test_a_bad_row_is_refused_before_anything_is_written(subject: Subject) -> None:
-    good = Row(subject.tokens(4), 0, [0], True)
+    good = Row(subject.tokens(4), 0, [0], 1)
     with pytest.raises(ValueError, match="outside a table"):
-        subject.runtime.forward(Batch((good, Row(subject.tokens(4), 14, [1], True))))
+        subject.runtime.forward(Batch((good, Row(subject.tokens(4), 14, [1], 1))))
     with pytest.raises(ValueError, match="at least one token"):
-        subject.runtime.forward(Batch((good, Row(np.zeros(0, np.int32), 0, [1], True))))
+        subject.runtime.forward(Batch((good, Row(np.zeros(0, np.int32), 0, [1], 1))))
     assert all(pool.isnan().all() for layer in subject.runtime._pools for pool in layer)
 
 
@@ -116,6 +116,6 @@ def test_spans_move_while_other_blocks_are_computed(subject: Subject) -> None:
     with ThreadPoolExecutor(2) as executor:
         copies = [executor.submit(copy_to, first) for first in (9, 14)]
         tail = subject.tokens(60)
-        logits = runtime.forward(Batch((Row(tail, 0, [5, 6, 7, 8], True),)))
+        logits = runtime.forward(Batch((Row(tail, 0, [5, 6, 7, 8], 1),)))
         assert all(copy.result() for copy in copies)
     subject.check(logits[0], tail)
