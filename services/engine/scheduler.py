@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from services.engine.cache_manager import BlockCopy, CacheManager
-from services.engine.draft.draft_length import draft_lengths
+from services.engine.draft.draft_length import Draft, draft_lengths
 from services.engine.prefix_tree import Node
 from services.engine.request import (
     Admitted,
@@ -323,25 +323,24 @@ class Scheduler:
     def _with_drafts(self, rows: list[PlanRow], budget: int) -> list[PlanRow]:
         """Decode rows with drafts, for which nobody gives way: at most half of the budget that prompts need, and free
         blocks only."""
-        proposals = [self._proposal(row.sequence) for row in rows]
-        wishes = [row.sequence.drafter.wish(proposal) for row, proposal in zip(rows, proposals, strict=True)]
+        drafts = [self._draft(row.sequence) for row in rows]
         num_prefill = min(budget, sum(s.num_pending for s in self.running) - len(rows))
-        lengths = draft_lengths(wishes, len(rows) + num_prefill, budget // 2 if num_prefill else budget)
+        lengths = draft_lengths(drafts, len(rows) + num_prefill, budget // 2 if num_prefill else budget)
         drafting: list[PlanRow] = []
-        for row, proposal, length in zip(rows, proposals, lengths, strict=True):
+        for row, draft, length in zip(rows, drafts, lengths, strict=True):
             sequence = row.sequence
-            if proposal and not length:
+            if draft.token_ids and not length:
                 sequence.drafter.skipped()
             num_blocks = self.cache.borrow(sequence, sequence.num_tokens + length)
             room = len(sequence.block_ids) * self.cache.block_tokens - sequence.num_tokens
-            drafting.append(replace(row, draft=proposal[: min(length, room)], draft_blocks=num_blocks))
+            drafting.append(replace(row, draft=draft.token_ids[: min(length, room)], draft_blocks=num_blocks))
         return drafting
 
-    def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
+    def _draft(self, sequence: Sequence) -> Draft:
         """At least one token is sampled behind a draft."""
         left = min(sequence.max_tokens - sequence.num_output, self._rules.context_tokens - sequence.num_tokens)
         if left < 2 or not sequence.request.drafts:
-            return ()
+            return Draft()
         return sequence.drafter.propose(sequence.token_ids, left - 1)
 
     def _take(self, row: PlanRow, chosen: tuple[Sampled, ...]) -> int:

@@ -15,22 +15,22 @@ MAX_DRAFT = 15
 """Guesses of one sequence in one step: with the known token before them they fill a tile of the linear layers."""
 _TOKEN_COST = 0.06
 """What one more token takes of the time of a step with a single one: such a step is bound by reading the weights."""
-_FIRST_RIGHT, _FIRST_WRONG = 0.9, 0.6
-"""As if so many guesses had been seen before the first."""
 _KEPT_PER_GUESS = 0.95
-_KEPT_PER_SKIP = 0.98
+_KEPT_PER_SKIP = 0.995
 
 
 class GuessRecord:
-    """What became of one sequence's guesses."""
+    """What became of guesses of one kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_right: float, first_wrong: float) -> None:
+        """As if so many guesses, each over 0, had been right and wrong before the first."""
+        self._first_right, self._first_wrong = first_right, first_wrong
         self._right = self._wrong = 0.0
 
     @property
     def chance(self) -> float:
         """That the next guess is right, over 0 and under 1."""
-        right, wrong = self._right + _FIRST_RIGHT, self._wrong + _FIRST_WRONG
+        right, wrong = self._right + self._first_right, self._wrong + self._first_wrong
         return right / (right + wrong)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
@@ -50,30 +50,30 @@ class GuessRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A sequence's ``num_tokens`` guesses, each right with a ``chance``."""
+class Draft:
+    """What a sequence may go on with: each token is right with a ``chance`` if all before it are."""
 
-    num_tokens: int
-    chance: float
+    token_ids: tuple[int, ...] = ()
+    chance: float = 0.0
 
 
-def draft_lengths(wishes: Sequence[Wish], num_tokens: int, limit: int) -> list[int]:
-    """How many of each wish's tokens to compute in a step that samples one token per wish anyway.
+def draft_lengths(drafts: Sequence[Draft], num_tokens: int, limit: int) -> list[int]:
+    """How many tokens of each draft to compute in a step that samples one token per draft anyway.
 
     ``num_tokens`` are computed in it anyway; at most ``limit`` are added. The likeliest come first, and each raises
     what the next one must be worth.
     """
-    lengths = [0] * len(wishes)
-    expected, cost = float(len(wishes)), 1 + _TOKEN_COST * num_tokens
-    candidates = [(-wish.chance, place) for place, wish in enumerate(wishes) if wish.num_tokens]
+    lengths = [0] * len(drafts)
+    expected, cost = float(len(drafts)), 1 + _TOKEN_COST * num_tokens
+    candidates = [(-draft.chance, place) for place, draft in enumerate(drafts) if draft.token_ids]
     heapq.heapify(candidates)
     while candidates and limit > 0 and -candidates[0][0] > _TOKEN_COST * expected / cost:
         worth, place = -candidates[0][0], candidates[0][1]
         lengths[place] += 1
         limit -= 1
         expected, cost = expected + worth, cost + _TOKEN_COST
-        if lengths[place] < wishes[place].num_tokens:
-            heapq.heapreplace(candidates, (-worth * wishes[place].chance, place))
+        if lengths[place] < len(drafts[place].token_ids):
+            heapq.heapreplace(candidates, (-worth * drafts[place].chance, place))
         else:
             heapq.heappop(candidates)
     return lengths

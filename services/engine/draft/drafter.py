@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from services.engine.draft.draft_length import MAX_DRAFT, GuessRecord, Wish
+from services.engine.draft.draft_length import MAX_DRAFT, Draft, GuessRecord
 from services.engine.draft.prompt_lookup import PromptLookup
+
+_LONG_AGREEMENT = 4
+"""From so many tokens on it is likely a copy; two in a row come again by chance, and say nothing of copies."""
 
 
 class Drafter:
-    """One sequence's guesses and what became of them. Any guess is correct; good ones are fast."""
+    """One sequence's guesses and what became of them. Any guess gives the same output; good ones give it sooner."""
 
     def __init__(self) -> None:
         self._lookup = PromptLookup()
-        self._record = GuessRecord()
+        self._short, self._long = GuessRecord(0.4, 0.6), GuessRecord(1.4, 0.6)
+        self._record = self._short  # of the last proposal
 
-    def propose(self, token_ids: bytes | bytearray, num_tokens: int) -> tuple[int, ...]:
-        """Up to ``num_tokens`` ids that may follow ``token_ids``, int32 little-endian: all of the sequence so far."""
+    def propose(self, token_ids: bytes | bytearray, num_tokens: int) -> Draft:
+        """Up to ``num_tokens`` ids that may follow ``token_ids``, int32 little-endian: all of the sequence so far.
+
+        The caller says what became of it, by ``verified`` or ``skipped``.
+        """
         self._lookup.read(token_ids)
-        return self._lookup.guess(min(num_tokens, MAX_DRAFT))
-
-    def wish(self, draft: tuple[int, ...]) -> Wish:
-        """How much of a proposed draft could be computed, and its chance."""
-        return Wish(len(draft), self._record.chance)
+        guess = self._lookup.guess(min(num_tokens, MAX_DRAFT))
+        if guess is None:
+            return Draft()
+        self._record = self._long if guess.num_agreed >= _LONG_AGREEMENT else self._short
+        return Draft(guess.token_ids, self._record.chance)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Of a draft so many tokens were computed, and the first ones of them were right."""
+        """So many of its tokens were computed, and the first ones of them were right."""
         self._record.verified(num_drafted, num_accepted)
 
     def skipped(self) -> None:
-        """A proposal was not computed: it was not worth its cost."""
+        """None of it was computed: it was not worth its cost."""
         self._record.skipped()

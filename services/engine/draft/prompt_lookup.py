@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 
 from services.engine.prefix_tree import TOKEN_BYTES
 
 MAX_AGREEMENT = 16
 """Tokens before two places that are compared: which of two places agrees for longer still tells nothing."""
+_MIN_AGREEMENT = 2
 MAX_PLACES = 64
 """Places that are looked at for one guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """``token_ids`` stood behind a place that agrees with the end in ``num_agreed`` tokens, at most MAX_AGREEMENT."""
+
+    token_ids: tuple[int, ...]
+    num_agreed: int
 
 
 class PromptLookup:
@@ -36,20 +46,20 @@ class PromptLookup:
         for token_id in new:
             self._append(token_id)
 
-    def guess(self, num_tokens: int) -> tuple[int, ...]:
-        """``num_tokens`` tokens to come; none where the last two have not stood together before.
+    def guess(self, num_tokens: int) -> Guess | None:
+        """``num_tokens`` tokens to come; None where the last two have not stood together before.
 
         Of the last ``MAX_PLACES`` places where they have, those tokens follow that stand behind the one that agrees
         for longest, the latest of several; or behind the place last guessed from, where no other agrees for longer:
         what is copied goes on, however often its lines occur. At the end the guess goes round: its own tokens follow.
         """
-        place = self._best_place()
-        if place is None:
-            return ()
+        place, num_agreed = self._best_place()
+        if num_agreed < _MIN_AGREEMENT:
+            return None
         end = len(self._ids) - 1
         self._source = place, end
         following = self._ids[place + 1 : place + 1 + num_tokens]
-        return tuple(following[i % (end - place)] for i in range(num_tokens))
+        return Guess(tuple(following[i % (end - place)] for i in range(num_tokens)), num_agreed)
 
     def _append(self, token_id: int) -> None:
         place = len(self._ids)
@@ -61,11 +71,12 @@ class PromptLookup:
         else:
             self._earlier.append(0)
 
-    def _best_place(self) -> int | None:
+    def _best_place(self) -> tuple[int, int]:
+        """The place and for how long it agrees."""
         if not self._ids:
-            return None
+            return 0, 0
         end = len(self._ids) - 1
-        best, agreed = None, 1
+        best, agreed = 0, 0
         if self._source is not None:
             place = self._source[0] + end - self._source[1]
             if (length := self._agreement(place)) > agreed:
@@ -77,7 +88,7 @@ class PromptLookup:
             if (length := self._agreement(place)) > agreed:
                 best, agreed = place, length
             place = self._earlier[place]
-        return best
+        return best, agreed
 
     def _agreement(self, place: int) -> int:
         """How many tokens up to a place equal those up to the end."""

@@ -1,0 +1,97 @@
+"""With a draft a choice's tokens are those without: any draft, any sampling."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from functools import cache
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.choosing import TokenChooser, choose_tokens
+from services.engine.request import Sampled, SamplingParams
+from services.engine.sampling import Sampler
+
+VOCABULARY = 6
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([None, 1, 3]),
+    top_p=st.sampled_from([0.7, 1.0]),
+    presence_penalty=st.sampled_from([0.0, 0.9]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.sampled_from([{}, {2: 1.5}]),
+    logprobs=st.sampled_from([None, 0, 2]),
+    seed=st.integers(0, 3),
+)
+
+
+@cache
+def logits_behind(tokens: tuple[int, ...]) -> torch.Tensor:
+    """A model: any function of the tokens."""
+    return torch.tensor(np.random.default_rng([*tokens, 7]).normal(size=VOCABULARY) * 2, dtype=torch.float32)
+
+
+def chooser_of(params: SamplingParams, choice: int) -> TokenChooser:
+    return TokenChooser(Sampler(params, np.array([1, 2, 3], dtype="<i4").tobytes(), choice))
+
+
+def plain(params: SamplingParams, choice: int, count: int) -> list[Sampled]:
+    chooser, out = chooser_of(params, choice), list[Sampled]()
+    for _ in range(count):
+        logits = logits_behind((choice, *(one.token_id for one in out)))
+        out += choose_tokens(logits[None], [chooser], [()])[0]
+    return out
+
+
+@settings(max_examples=200 if os.environ.get("FENCEPOST_SOAK") else 25)
+@given(st.lists(PARAMS, min_size=1, max_size=3), st.integers(0, 10**6))
+def test_drafts_change_nothing(all_params: list[SamplingParams], seed: int):
+    rng = random.Random(seed)
+    expected = [plain(params, choice, 16) for choice, params in enumerate(all_params)]
+    choosers = [chooser_of(params, choice) for choice, params in enumerate(all_params)]
+    outputs = [list[Sampled]() for _ in choosers]
+    while any(len(output) < 10 for output in outputs):
+        drafts: list[tuple[int, ...]] = []
+        for output, tokens in zip(outputs, expected, strict=True):
+            right = [one.token_id for one in tokens[len(output) :][: rng.randint(0, 4)]]
+            drafts.append((*right, *(rng.randint(0, VOCABULARY - 1) for _ in range(rng.randint(0, 3)))))
+        rows = [
+            logits_behind((choice, *(one.token_id for one in output), *draft[:position]))
+            for choice, (output, draft) in enumerate(zip(outputs, drafts, strict=True))
+            for position in range(1 + len(draft))
+        ]
+        for output, draft, chosen in zip(
+            outputs, drafts, choose_tokens(torch.stack(rows), choosers, drafts), strict=True
+        ):
+            ids = [one.token_id for one in chosen]
+            agreed = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, draft, strict=False))
+            assert len(ids) == 1 + len(list(agreed))
+            output += chosen
+    for output, tokens in zip(outputs, expected, strict=True):
+        assert close(output[:10], tokens[:10])
+
+
+def close(one: list[Sampled], other: list[Sampled]) -> bool:
+    """Log-probabilities of several rows at once may be summed in another order."""
+
+    def numbers(sampled: Sampled) -> list[float]:
+        found = sampled.logprobs
+        return [] if found is None else [found.sampled, *(value for _, value in found.top)]
+
+    assert [sampled.token_id for sampled in one] == [sampled.token_id for sampled in other]
+    return all(np.allclose(numbers(left), numbers(right), atol=1e-5) for left, right in zip(one, other, strict=True))
+
+
+def test_a_draft_ends_at_its_first_wrong_token_and_the_drawn_one_takes_its_place():
+    logits = torch.eye(4)[[1, 2, 3, 0]]
+    chooser = TokenChooser(Sampler(SamplingParams(temperature=0)))
+    for draft, ids in {(1, 2, 3): [1, 2, 3, 0], (1, 0, 3): [1, 2], (0, 2, 3): [1]}.items():
+        (chosen,) = choose_tokens(logits, [chooser], [draft])
+        assert [one.token_id for one in chosen] == ids
