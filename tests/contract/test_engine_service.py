@@ -119,6 +119,32 @@ async def test_equal_seeds_give_equal_tokens_in_any_company(engine: EngineClient
     assert alone.ids != (await engine.generate(prompt(6, 30), 12)).ids
 
 
+async def test_drafts_change_the_account_and_not_the_tokens(engine: EngineClient, model: Path):
+    ids = prompt(11, 40) * 2
+    for sampling in (
+        pb.Sampling(temperature=0, max_tokens=60, logit_bias={7: 60}),
+        # Two ids are far likelier than all others: much of it is right by chance, and much is not.
+        pb.Sampling(seed=5, max_tokens=60, ignore_end=True, choices=3, logprobs=2, logit_bias={7: 60, 8: 58}),
+        pb.Sampling(seed=5, max_tokens=60, stop_token_ids=[8], frequency_penalty=0.5, logit_bias={7: 60, 8: 50}),
+    ):
+        drafted = await engine.generate(ids, sampling=sampling, scope="drafted")
+        plain = await engine.generate(ids, sampling=sampling, scope="plain", draft=pb.DRAFT_OFF)
+        assert drafted.ids_by_choice == plain.ids_by_choice
+        for one, other in zip(drafted.logprobs, plain.logprobs, strict=True):
+            assert one.sampled.token_id == other.sampled.token_id
+            assert one.sampled.logprob == pytest.approx(other.sampled.logprob, abs=1e-4)
+        for choice, finished in drafted.finished_by_choice.items():
+            usage, other = finished.usage, plain.finished_by_choice[choice].usage
+            assert (finished.reason, usage.output_tokens) == (
+                plain.finished_by_choice[choice].reason,
+                other.output_tokens,
+            )
+            assert usage.drafted_tokens >= usage.accepted_tokens > 0
+            assert other.drafted_tokens == other.accepted_tokens == 0
+    async with run_engine(model, drafts="off") as without:
+        assert (await without.generate(ids, 30)).usage.drafted_tokens == 0
+
+
 async def test_the_first_of_several_choices_is_what_one_alone_would_be(engine: EngineClient):
     sampling = pb.Sampling(temperature=1.5, seed=42, max_tokens=12, ignore_end=True)
     alone = await engine.generate(prompt(6, 50), sampling=sampling)

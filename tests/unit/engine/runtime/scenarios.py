@@ -112,6 +112,25 @@ def greedy_decode(subject: Subject) -> None:
     subject.check(logits, sequence)
 
 
+def drafts_beside_other_rows(subject: Subject) -> None:
+    """Logits behind each token of a draft; what a wrong one left in the pools is written over."""
+    sequences = [subject.tokens(n) for n in (60, 41, 33)]
+    tables = [subject.blocks(n + 12) for n in (60, 41, 33)]
+    for sequence, table in zip(sequences, tables, strict=True):
+        subject.prefill(sequence[:-1], table)
+    drafts = [subject.tokens(6), subject.tokens(0), subject.tokens(3)]
+    rows = [
+        Row(np.concatenate([sequence[-1:], draft]), len(sequence) - 1, table, 1 + len(draft))
+        for sequence, draft, table in zip(sequences, drafts, tables, strict=True)
+    ]
+    logits = iter(subject.runtime.forward(Batch(tuple(rows))))
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        for position in range(1 + len(draft)):
+            subject.check(next(logits), np.concatenate([sequence, draft[:position]]))
+    right = np.concatenate([sequences[0], drafts[0][:2], subject.tokens(1)])
+    subject.check(subject.prefill(right[-1:], tables[0], len(right) - 1), right)
+
+
 SCENARIOS: tuple[Callable[[Subject], None], ...] = (
     cold,
     chunked,
@@ -122,4 +141,5 @@ SCENARIOS: tuple[Callable[[Subject], None], ...] = (
     fragmented_table,
     forked_tail,
     greedy_decode,
+    drafts_beside_other_rows,
 )

@@ -98,6 +98,8 @@ def test_a_bad_row_is_refused_before_anything_is_written(subject: Subject) -> No
         subject.runtime.forward(Batch((good, Row(subject.tokens(4), 14, [1], 1))))
     with pytest.raises(ValueError, match="at least one token"):
         subject.runtime.forward(Batch((good, Row(np.zeros(0, np.int32), 0, [1], 1))))
+    with pytest.raises(ValueError, match="no logits for 5"):
+        subject.runtime.forward(Batch((good, Row(subject.tokens(4), 0, [1], 5))))
     assert all(pool.isnan().all() for layer in subject.runtime._pools for pool in layer)
 
 
