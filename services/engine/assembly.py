@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -18,9 +19,11 @@ from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.engine.blocks import BlockPool
 from services.engine.cache_manager import CacheManager
+from services.engine.choosing import new_chooser
 from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
 from services.engine.errors import ModelUnusable
+from services.engine.guard.lexicon import Lexicon
 from services.engine.prefix_tree import PrefixTree
 from services.engine.restore_cost import PrefillCost
 from services.engine.runtime import Batch, ModelLoadError, PagedRuntime, Row, load_model
@@ -104,13 +107,14 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
             writer,
             compute,
             loaded.prefill_cost,
+            new_chooser=partial(new_chooser, lexicon=Lexicon(loaded.vocabulary.token_bytes)),
             keys_of=keys,
             seen=seen,
             context_tokens=loaded.context_tokens,
             max_waiting=config.max_waiting,
         )
         # The stubs call methods abstract that the generated base answers with UNIMPLEMENTED.
-        servicer = EngineServicer(core, _facts(config, loaded))  # pyright: ignore[reportAbstractUsage]
+        servicer = EngineServicer(core, _facts(config, loaded), loop_guard=config.loop_guard == "on")  # pyright: ignore[reportAbstractUsage]
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(core.run())

@@ -30,6 +30,9 @@ class EngineConfig(ServerSettings):
     )
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
+    loop_guard: str = setting(
+        "on", help="end outputs that go round in circles, where a request does not say", choices=("on", "off")
+    )
     restore: str = setting(
         "cost", help="read stored state when that is sooner than computing it, or always", choices=("cost", "always")
     )

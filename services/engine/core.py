@@ -21,6 +21,7 @@ from prometheus_client import Counter, Gauge
 
 from services.engine.blocks import num_runs
 from services.engine.cache_manager import PoolUse
+from services.engine.choosing import TokenChooser
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
 from services.engine.request import Event, Failed, Finished, MissReason, Request, Sampled, Tier
 from services.engine.restore_cost import PrefillCost
@@ -78,6 +79,7 @@ class EngineCore:
         compute: ThreadPoolExecutor,
         prefill_cost: PrefillCost,
         *,
+        new_chooser: Callable[[Request, int], TokenChooser],
         keys_of: Callable[[str, bytes], list[bytes]],
         seen: SeenPages,
         context_tokens: int,
@@ -90,6 +92,7 @@ class EngineCore:
         self._writer = writer
         self._compute = compute
         self._prefill_cost = prefill_cost
+        self._new_chooser = new_chooser
         self._keys_of = keys_of
         self._seen = seen
         self.context_tokens = context_tokens
@@ -220,7 +223,10 @@ class EngineCore:
         room = self.context_tokens - request.num_tokens
         wanted = request.sampling.max_tokens
         sequence = Sequence.of(
-            request, self._cache.tree.root(request.cache_scope), room if wanted is None else min(wanted, room)
+            request,
+            self._cache.tree.root(request.cache_scope),
+            room if wanted is None else min(wanted, room),
+            new_chooser=self._new_chooser,
         )
         if self._tier is not None:
             self._lookups += choices

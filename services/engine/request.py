@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.engine.thinking import ThinkingMarks
+
 
 class Tier(Enum):
     """Where a reused token's state lay."""
@@ -31,6 +33,7 @@ class FinishReason(Enum):
     STOP = "stop"
     STOP_TEXT = "stop_text"
     LENGTH = "length"
+    LOOP = "loop"
     CANCELLED = "cancelled"
     PREFILLED = "prefilled"
 
@@ -69,6 +72,8 @@ class Request:
     conversation_key: str = ""
     tenant: str = ""
     persist: bool = True
+    loop_guard: bool = True  # end the output when it goes round in circles
+    thinking: ThinkingMarks | None = None
     drafts: bool = True  # whether tokens may be guessed ahead; the output is the same
     request_id: str = ""
 
@@ -126,10 +131,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A chosen token; ``logprobs`` where the request asks for them."""
+    """A chosen token; ``logprobs`` where the request asks for them; ``is_loop``: the output ends here, as a loop."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    is_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,11 @@ class Sampler:
         self._penalties.count(token_id)
         return token_id
 
+    def take(self, token_id: int) -> None:
+        """A token comes that nobody drew."""
+        if self._penalties is not None:
+            self._penalties.count(token_id)
+
     @property
     def _is_greedy(self) -> bool:
         return self._params.temperature == 0 or self._params.top_k == 1

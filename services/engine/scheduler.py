@@ -354,7 +354,7 @@ class Scheduler:
         taken: list[Sampled] = []
         for one in chosen:
             taken.append(one)
-            self._push(sequence, one.token_id)
+            self._push(sequence, one)
             if sequence.finish_reason is not None:
                 break
         logprobs = tuple(one.logprobs for one in taken if one.logprobs is not None)
@@ -366,7 +366,8 @@ class Scheduler:
             sequence.drafter.verified(len(row.draft), len(chosen) - 1)
         return len(taken)
 
-    def _push(self, sequence: Sequence, token_id: int) -> None:
+    def _push(self, sequence: Sequence, sampled: Sampled) -> None:
+        token_id = sampled.token_id
         sequence.append(token_id)
         sampling = sequence.request.sampling
         sequence.stop_hit = sequence.stop.push(self._rules.spell(token_id))
@@ -376,6 +377,8 @@ class Scheduler:
             sequence.finish_reason = FinishReason.STOP_TEXT
         elif sequence.num_output >= sequence.max_tokens or sequence.num_tokens >= self._rules.context_tokens:
             sequence.finish_reason = FinishReason.LENGTH
+        elif sampled.is_loop:
+            sequence.finish_reason = FinishReason.LOOP
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Terminal:
         self.running.remove(sequence)

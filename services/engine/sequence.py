@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from services.engine.choosing import TokenChooser
+from services.engine.choosing import TokenChooser, new_chooser
 from services.engine.draft.drafter import Drafter
 from services.engine.prefix_tree import TOKEN_BYTES, Node
 from services.engine.request import CacheUse, Event, FinishReason, MissReason, Request, Tier, Timings
 from services.engine.runtime.gate import LayerGate
-from services.engine.sampling import Sampler
 from services.engine.stop import StopHit, StopScanner
 
 
@@ -89,6 +88,7 @@ class Sequence:
     max_tokens: int
     times: Times
     token_ids: bytearray
+    new_chooser: Callable[[Request, int], TokenChooser] = new_chooser
     choice: int = 0
     num_to_follow: int = 0  # further choices, which begin when this one's prompt is computed
     state: State = State.WAITING
@@ -115,13 +115,21 @@ class Sequence:
     stop_hit: StopHit | None = None
 
     @classmethod
-    def of(cls, request: Request, root: Node, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> Sequence:
+    def of(
+        cls,
+        request: Request,
+        root: Node,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+        new_chooser: Callable[[Request, int], TokenChooser] = new_chooser,
+    ) -> Sequence:
         """A new sequence, waiting: the first choice of its request."""
         return cls(
             request=request,
             root=root,
             outbox=Outbox(),
-            chooser=TokenChooser(Sampler(request.sampling, request.token_ids)),
+            chooser=new_chooser(request, 0),
+            new_chooser=new_chooser,
             stop=StopScanner(request.sampling.stop_texts),
             max_tokens=max_tokens,
             times=Times(clock()),
@@ -141,7 +149,8 @@ class Sequence:
                 request=self.request,
                 root=self.root,
                 outbox=self.outbox,
-                chooser=TokenChooser(Sampler(sampling, self.request.token_ids, choice)),
+                chooser=self.new_chooser(self.request, choice),
+                new_chooser=self.new_chooser,
                 stop=StopScanner(sampling.stop_texts),
                 max_tokens=self.max_tokens,
                 times=replace(self.times, first_token_s=None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -30,6 +30,7 @@ from services.engine.request import (
 )
 from services.engine.sampling_fields import read_sampling
 from services.engine.store_calls import StoreUnavailable
+from services.engine.thinking import ThinkingMarks
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}
@@ -45,6 +46,7 @@ _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.STOP_TEXT: pb.FINISH_REASON_STOP_TEXT,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.LOOP: pb.FINISH_REASON_LOOP,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.PREFILLED: pb.FINISH_REASON_PREFILLED,
 }
@@ -70,16 +72,19 @@ class ModelFacts:
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     """Serves one core. WatchCache, Annotate and Release answer UNIMPLEMENTED."""
 
-    def __init__(self, core: EngineCore, facts: ModelFacts) -> None:
+    def __init__(self, core: EngineCore, facts: ModelFacts, *, loop_guard: bool) -> None:
+        """``loop_guard``: for requests that don't say."""
         self._core = core
         self._facts = facts
+        self._loop_guard = loop_guard
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         _refuse_unsupported(request)
         async with self._core.generate(
-            self._request(
-                request,
-                read_sampling(request.sampling, self._facts.vocabulary_size),
+            replace(
+                self._request(request, read_sampling(request.sampling, self._facts.vocabulary_size)),
+                loop_guard=self._is_guarded(request),
+                thinking=self._thinking(request),
                 drafts=request.draft != pb.DRAFT_OFF,
             )
         ) as batches:
@@ -133,9 +138,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             raise StoreFailed(f"the store did not remove its part: {error}", retry_after_s=1.0) from None
         return pb.FlushResponse(blocks=flushed.blocks, stored_bytes=flushed.stored_bytes)
 
-    def _request(
-        self, message: pb.GenerateRequest | pb.PrefillRequest, sampling: SamplingParams, *, drafts: bool = False
-    ) -> Request:
+    def _request(self, message: pb.GenerateRequest | pb.PrefillRequest, sampling: SamplingParams) -> Request:
         return Request(
             cache_scope=_scope(message.cache_scope),
             token_ids=self._ids(message.token_ids),
@@ -144,8 +147,23 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             tenant=message.tenant,
             persist=not message.HasField("persist") or message.persist,
             request_id=message.request_id,
-            drafts=drafts,
         )
+
+    def _is_guarded(self, request: pb.GenerateRequest) -> bool:
+        if request.HasField("loop_guard"):
+            return request.loop_guard
+        # Who wants output at any price wants it all.
+        return self._loop_guard and not request.sampling.ignore_end
+
+    def _thinking(self, request: pb.GenerateRequest) -> ThinkingMarks | None:
+        if not request.HasField("reasoning"):
+            return None
+        reasoning = request.reasoning
+        for field, token_id in (("start_id", reasoning.start_id), ("end_id", reasoning.end_id)):
+            if token_id >= self._facts.vocabulary_size:
+                raise InvalidRequest(f"reasoning.{field}", f"must be at most {self._facts.vocabulary_size - 1}")
+        budget = reasoning.budget_tokens if reasoning.HasField("budget_tokens") else None
+        return ThinkingMarks(reasoning.start_id, reasoning.end_id, budget)
 
     def _load(self, load: Load) -> pb.WatchLoadResponse:
         return pb.WatchLoadResponse(
@@ -183,8 +201,6 @@ def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     asked = {
         "extras": bool(request.extras),
         "fence": request.HasField("fence"),
-        "reasoning.budget_tokens": request.reasoning.HasField("budget_tokens"),
-        "loop_guard": request.HasField("loop_guard") and request.loop_guard,
     }
     for field, is_asked in asked.items():
         if is_asked:

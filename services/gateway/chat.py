@@ -84,7 +84,8 @@ class _Answer:
                 if event.HasField("finished"):
                     usages.append(event.finished.usage)
                     self._finished.add(index)
-                    yield self._chunk(index, {}, finish_reason=outcome.finish_reason(event.finished))
+                    reason, more = outcome.finish_reason(event.finished), outcome.warnings([event.finished])
+                    yield self._chunk(index, {}, finish_reason=reason, **more)
                 elif delta := delta_of(event, calls[index]):
                     tokens = event.text_delta.logprobs
                     yield self._chunk(index, delta, logprobs=chat_logprobs(tokens) if tokens else None)
@@ -113,6 +114,7 @@ class _Answer:
                 for index, message in sorted(messages.items())
             ],
             "usage": outcome.usage([message.finished.usage for message in messages.values()]),
+            **outcome.warnings(message.finished for message in messages.values()),
         }
 
     def _chunk(
@@ -122,6 +124,7 @@ class _Answer:
         *,
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
+        **more: Any,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse({**self._head, "choices": [choice], **self._tail})
+        return sse({**self._head, "choices": [choice], **self._tail, **more})

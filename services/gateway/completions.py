@@ -116,7 +116,8 @@ class _Answer:
                     index = event.finished.choice
                     usages.append(event.finished.usage)
                     self._finished.add(index)
-                    yield self._chunk(_choice(index, "", finish_reason=outcome.finish_reason(event.finished)))
+                    choice = _choice(index, "", finish_reason=outcome.finish_reason(event.finished))
+                    yield self._chunk(choice, **outcome.warnings([event.finished]))
                 elif delta.text or delta.logprobs:
                     found = logprobs[delta.choice].of(delta.logprobs) if delta.logprobs else None
                     yield self._chunk(_choice(delta.choice, delta.text, found))
@@ -137,10 +138,11 @@ class _Answer:
             **self._head,
             "choices": [choice.whole(index, self._has_logprobs) for index, choice in sorted(choices.items())],
             "usage": outcome.usage([choice.finished.usage for choice in choices.values()]),
+            **outcome.warnings(choice.finished for choice in choices.values()),
         }
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return sse({**self._head, "choices": [choice], **self._tail})
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        return sse({**self._head, "choices": [choice], **self._tail, **more})
 
 
 class _Text:

@@ -1,8 +1,8 @@
-"""How OpenAI's completion endpoints show the end of an answer: why it ended, and what it cost."""
+"""How OpenAI's completion endpoints show the end of an answer: why it ended, what it cost, and what to know of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
@@ -10,12 +10,12 @@ from fencepost.tokenizer.v1 import tokenizer_pb2
 from services.gateway import cached
 from services.gateway.errors import UnavailableError
 
-# A loop that the guard ended is an answer cut short.
+# A loop that the guard ended has ended: asked to go on, the model would go round again. A warning says so.
 _FINISH_REASONS = {
     tokenizer_pb2.FINISH_REASON_STOP: "stop",
     tokenizer_pb2.FINISH_REASON_STOP_TEXT: "stop",
     tokenizer_pb2.FINISH_REASON_LENGTH: "length",
-    tokenizer_pb2.FINISH_REASON_LOOP: "length",
+    tokenizer_pb2.FINISH_REASON_LOOP: "stop",
     tokenizer_pb2.FINISH_REASON_CALLS: "tool_calls",
 }
 
@@ -26,6 +26,12 @@ def finish_reason(finished: tokenizer_pb2.Finished) -> str:
     if reason is None:
         raise UnavailableError("The server gave this answer up; try again.")
     return reason
+
+
+def warnings(finished: Iterable[tokenizer_pb2.Finished]) -> dict[str, Any]:
+    """What the answer's readers should know, as fields beside the protocol's own; each warning once."""
+    found = list(dict.fromkeys(warning for one in finished for warning in one.warnings))
+    return {"fencepost": {"warnings": found}} if found else {}
 
 
 def usage(usages: Sequence[tokenizer_pb2.Usage]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from services.vocabulary import Vocabulary
 NewParser = Callable[[], StreamParser | None]
 Remember = Callable[[Record], Awaitable[None]]
 """Keeps an answer's record for the next prompt."""
+_LOOP = "the output went round in circles and was ended; loop_guard turns this off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def _finished(
         stop_text = request.sampling.stop_texts[event.stop_index]
     if reason is FinishReason.STOP and choice.has_calls:
         reason = FinishReason.CALLS
-    all_warnings = (*warnings, *event.warnings, *choice.warnings)
+    loop = (_LOOP,) if reason is FinishReason.LOOP else ()
+    all_warnings = (*warnings, *event.warnings, *choice.warnings, *loop)
     # The engine does not know which of its tokens are thinking.
     usage = replace(event.usage, reasoning_tokens=choice.num_reasoning_tokens)
     return Finished(event.choice, reason, stop_text, usage, encoded_ms, all_warnings)

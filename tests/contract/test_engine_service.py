@@ -321,3 +321,35 @@ async def test_a_pool_too_small_for_all_finishes_all_with_the_same_tokens(model:
         assert (await engine.settled()).held_blocks == 0
         facts = await engine.stub.GetModel(pb.GetModelRequest())
         assert facts.context_tokens == 320, "what the device holds bounds the context"
+
+
+async def test_an_output_that_goes_round_in_circles_is_ended(engine: EngineClient) -> None:
+    # A token that is part of a letter, and all but certain.
+    looping = pb.Sampling(temperature=0, max_tokens=600, logit_bias={130: 100.0, 131: 60.0})
+    ended = await engine.generate([5, 6, 7], sampling=looping)
+    whole = await engine.generate([5, 6, 7], sampling=looping, loop_guard=False)
+    assert (whole.finished.reason, whole.ids) == (pb.FINISH_REASON_LENGTH, (130,) * 600)
+    assert ended.finished.reason == pb.FINISH_REASON_LOOP
+    assert ended.ids[:202] == (130,) * 201 + (131,)
+    assert len(ended.ids) < 400
+    # Whoever asks for output past its end is not guarded unless they say so.
+    looping.ignore_end = True
+    assert (await engine.generate([5, 6, 7], sampling=looping)).ids == whole.ids
+    assert (await engine.generate([5, 6, 7], sampling=looping, loop_guard=True)).ids == ended.ids
+    load = await engine.settled()
+    assert load.held_blocks == 0
+
+
+async def test_thinking_ends_when_its_budget_is_spent(model: Path) -> None:
+    marks = pb.Reasoning(start_id=8, end_id=9, budget_tokens=5)
+    async with run_engine(model) as engine:
+        free = await engine.generate([5, 6, 8], 12)
+        bound = await engine.generate([5, 6, 8], 12, reasoning=marks)
+        closed = await engine.generate([5, 8, 6, 9, 7], 12)
+        untouched = await engine.generate([5, 8, 6, 9, 7], 12, reasoning=marks)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await engine.generate([5, 6, 8], 12, reasoning=pb.Reasoning(start_id=8, end_id=10**6))
+    assert 9 not in free.ids[:6]
+    assert bound.ids[:6] == (*free.ids[:5], 9)
+    assert untouched.ids == closed.ids
+    assert rpc.failure_of(refused.value).code is grpc.StatusCode.INVALID_ARGUMENT

@@ -144,7 +144,7 @@ async def test_reasoning_and_calls_stream(client: httpx.AsyncClient, tokenizer: 
     [
         (tokenizer_pb2.FINISH_REASON_STOP_TEXT, "stop"),
         (tokenizer_pb2.FINISH_REASON_LENGTH, "length"),
-        (tokenizer_pb2.FINISH_REASON_LOOP, "length"),
+        (tokenizer_pb2.FINISH_REASON_LOOP, "stop"),
     ],
 )
 async def test_finish_reasons(
@@ -154,6 +154,18 @@ async def test_finish_reasons(
     answer = (await client.post("/v1/chat/completions", json=body())).json()
     assert answer["choices"][0]["finish_reason"] == shown
     assert answer["choices"][0]["message"]["content"] == ""
+
+
+async def test_warnings_stand_beside_the_answer(client: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    warned = finished(tokenizer_pb2.FINISH_REASON_LOOP)
+    warned.finished.warnings.append("It went round in circles.")
+    tokenizer.script = [admitted(), text("ha" * 9), warned]
+    shown = {"warnings": ["It went round in circles."]}
+    for path, asked in (("/v1/chat/completions", body()), ("/v1/completions", {"model": MODEL, "prompt": "Hi"})):
+        assert (await client.post(path, json=asked)).json()["fencepost"] == shown
+        *chunks, _ = events((await client.post(path, json={**asked, "stream": True})).content)
+        assert [chunk.get("fencepost") for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [shown]
+        assert sum("fencepost" in chunk for chunk in chunks) == 1
 
 
 INTERLEAVED = [

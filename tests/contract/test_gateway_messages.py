@@ -61,9 +61,9 @@ SCRIPTS: dict[str, list[Any]] = {
     "unreadable_call": [admitted(), *call(0, "call_a", "ls", '{"path": ')[:-1], finished()],
 }
 REASONS = {
-    **dict.fromkeys(("text", "thinking", "nothing"), "end_turn"),
+    **dict.fromkeys(("text", "thinking", "nothing", "loop"), "end_turn"),
     **dict.fromkeys(("one_call", "parallel_calls", "unreadable_call"), "tool_use"),
-    **dict.fromkeys(("length", "loop"), "max_tokens"),
+    "length": "max_tokens",
     "stop_sequence": "stop_sequence",
 }
 

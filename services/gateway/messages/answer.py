@@ -12,19 +12,19 @@ from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
 
-from services.gateway import cached
+from services.gateway import cached, outcome
 from services.gateway.errors import GatewayError, UnavailableError
 from services.gateway.messages import request
 from services.gateway.messages.content import ContentBlocks, ContentStream, Event
 from services.gateway.stream import sse
 from services.gateway.upstream import Generation
 
-# A loop that the guard ended is an answer cut short.
+# A loop that the guard ended has ended: asked to go on, the model would go round again. A warning says so.
 _STOP_REASONS = {
     tokenizer_pb2.FINISH_REASON_STOP: "end_turn",
     tokenizer_pb2.FINISH_REASON_STOP_TEXT: "stop_sequence",
     tokenizer_pb2.FINISH_REASON_LENGTH: "max_tokens",
-    tokenizer_pb2.FINISH_REASON_LOOP: "max_tokens",
+    tokenizer_pb2.FINISH_REASON_LOOP: "end_turn",
     tokenizer_pb2.FINISH_REASON_CALLS: "tool_use",
 }
 
@@ -71,7 +71,8 @@ class Answer:
                 elif frame := _joined(content.read(event)):
                     yield frame
         stop = _stop(finished, has_calls=content.has_calls)
-        message_delta: Event = {"type": "message_delta", "delta": stop, "usage": usage_of(finished.usage)}
+        end = {"usage": usage_of(finished.usage), **outcome.warnings([finished])}
+        message_delta: Event = {"type": "message_delta", "delta": stop, **end}
         yield _joined([*content.end(), message_delta, {"type": "message_stop"}])
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
@@ -86,7 +87,8 @@ class Answer:
                     blocks.add(content.read(event))
         blocks.add(content.end())
         stop = _stop(finished, has_calls=content.has_calls)
-        return {**self._head, "content": blocks.finished(), **stop, "usage": usage_of(finished.usage)}
+        end = {"usage": usage_of(finished.usage), **outcome.warnings([finished])}
+        return {**self._head, "content": blocks.finished(), **stop, **end}
 
 
 def usage_of(counted: tokenizer_pb2.Usage) -> dict[str, Any]:

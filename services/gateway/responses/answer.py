@@ -12,7 +12,7 @@ from typing import Any
 
 from fencepost.tokenizer.v1 import tokenizer_pb2
 
-from services.gateway import cached
+from services.gateway import cached, outcome
 from services.gateway.errors import (
     AnswerCancelledError,
     ContextLengthError,
@@ -28,10 +28,7 @@ from services.gateway.upstream import Generation
 OnFinish = Callable[[dict[str, Any]], Awaitable[None]]
 _Event = dict[str, Any]
 
-_INCOMPLETE_REASONS = {
-    tokenizer_pb2.FINISH_REASON_LENGTH: "max_output_tokens",
-    tokenizer_pb2.FINISH_REASON_LOOP: "max_output_tokens",
-}
+_INCOMPLETE_REASONS = {tokenizer_pb2.FINISH_REASON_LENGTH: "max_output_tokens"}
 
 
 class ResponseStream:
@@ -109,7 +106,7 @@ class ResponseStream:
             "incomplete_details": {"reason": reason} if reason else None,
             "output": self._output.items,
             "usage": usage_of(finished.usage),
-            **({"fencepost": {"warnings": list(finished.warnings)}} if finished.warnings else {}),
+            **outcome.warnings([finished]),
         }
         await self._on_finish(response)
         # Not before: until it is stored it may still fail, and keep-alives show it in progress.

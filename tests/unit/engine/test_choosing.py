@@ -8,13 +8,16 @@ import random
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.choosing import TokenChooser, choose_tokens
-from services.engine.request import Sampled, SamplingParams
+from services.engine.choosing import TokenChooser, choose_tokens, new_chooser
+from services.engine.guard.lexicon import Lexicon
+from services.engine.request import Request, Sampled, SamplingParams
 from services.engine.sampling import Sampler
+from services.engine.thinking import Thinking, ThinkingMarks
 
 VOCABULARY = 6
 
@@ -95,3 +98,75 @@ def test_a_draft_ends_at_its_first_wrong_token_and_the_drawn_one_takes_its_place
     for draft, ids in {(1, 2, 3): [1, 2, 3, 0], (1, 0, 3): [1, 2], (0, 2, 3): [1]}.items():
         (chosen,) = choose_tokens(logits, [chooser], [draft])
         assert [one.token_id for one in chosen] == ids
+
+
+LEXICON = Lexicon([b" a", b" b", b" c", b"<think>", b"</think>", b" d"])
+MARKS = ThinkingMarks(start_id=3, end_id=4)
+
+
+def guarded(prompt: list[int] | None = None, marks: ThinkingMarks = MARKS, temperature: float = 0.0) -> TokenChooser:
+    ids = np.array(prompt or [1, 2], dtype="<i4").tobytes()
+    params = SamplingParams(temperature=temperature, seed=1)
+    request = Request(cache_scope="s", token_ids=ids, sampling=params, thinking=marks)
+    return new_chooser(request, 0, LEXICON)
+
+
+def outputs(chooser: TokenChooser, logits: torch.Tensor, count: int, draft: tuple[int, ...] = ()) -> list[Sampled]:
+    """What a model says that wants the same whatever came before."""
+    found: list[Sampled] = []
+    while len(found) < count and not (found and found[-1].is_loop):
+        found += choose_tokens(logits.repeat(1 + len(draft), 1), [chooser], [draft])[0]
+    return found
+
+
+STUBBORN = torch.tensor([5.0, 4.0, 1.0, -9.0, -9.0, 0.0])
+
+
+def test_a_loop_loses_its_next_token_first_and_then_ends():
+    found = outputs(guarded(), STUBBORN, 2_000)
+    ids = [one.token_id for one in found]
+    # Whatever followed before is masked, so each time it is another one.
+    assert [token_id for token_id in ids if token_id] == [1, 2, 5]
+    assert [one.is_loop for one in found] == [False] * (len(found) - 1) + [True]
+    assert len(found) < 400
+
+
+def test_without_the_guard_a_loop_goes_on():
+    request = Request(cache_scope="s", token_ids=b"\1\0\0\0", sampling=SamplingParams(temperature=0), loop_guard=False)
+    found = outputs(new_chooser(request, 0, LEXICON), STUBBORN, 2_000)
+    assert {one.token_id for one in found} == {0}
+    assert not any(one.is_loop for one in found)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("draft", [(0,), (0, 0, 0, 0, 0), (0, 1, 0)])
+def test_the_guard_sees_drafts_token_by_token(temperature: float, draft: tuple[int, ...]):
+    plain = outputs(guarded(temperature=temperature), STUBBORN, 600)
+    drafted = outputs(guarded(temperature=temperature), STUBBORN, 600, draft)
+    assert drafted[: len(plain)] == plain[: len(drafted)]
+    assert drafted[-1].is_loop == plain[-1].is_loop
+
+
+def test_a_loop_in_the_thinking_closes_it_and_the_answer_goes_on():
+    found = [one.token_id for one in outputs(guarded([1, 3]), STUBBORN, 500)]
+    assert found.count(4) == 1
+    # Behind it evidence is gathered anew.
+    assert len(found) == 500
+    assert found.index(4) < 400
+
+
+def test_thinking_is_closed_when_its_budget_is_spent():
+    for prompt, first in (([1, 3], 0), ([1, 3, 2, 4, 2], None), ([3, 1, 2], 0)):
+        chooser = guarded(prompt, ThinkingMarks(3, 4, budget_tokens=7))
+        found = [one.token_id for one in outputs(chooser, torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0, 0.0]), 20)]
+        expected = [2] * 20 if first is None else [2] * 7 + [4] + [2] * 12
+        assert found == expected
+
+
+def test_thinking_that_the_output_opens_counts_too():
+    thinking = Thinking(ThinkingMarks(3, 4, budget_tokens=2), b"\1\0\0\0")
+    for token_id, is_open, is_spent in ((1, False, False), (3, True, False), (1, True, False), (1, True, True)):
+        thinking.push(token_id)
+        assert (thinking.is_open, thinking.is_spent) == (is_open, is_spent)
+    thinking.push(4)
+    assert (thinking.is_open, thinking.is_spent) == (False, False)
