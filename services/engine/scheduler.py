@@ -149,7 +149,7 @@ class Scheduler:
         # A preemption may have taken blocks from a row planned before it.
         rows = [row for row in rows if row.sequence.state is State.RUNNING]
         copies, restores = self._admit()
-        if self._drafts and rows:
+        if self._drafts and budget > 0:
             rows = self._with_drafts(rows, budget)
             budget -= sum(len(row.draft) for row in rows)
         planned = {id(row.sequence) for row in rows}
