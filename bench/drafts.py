@@ -1,9 +1,9 @@
 """What drafts gain in four kinds of answers of the default model: decoded tokens a second, drafts on against off.
 
-One process, without services; each round plays every kind both ways. The last line is one JSON object: the medians over
-rounds of off over on, in time for a token.
+One process with one thread, without services; each round plays every kind both ways. The last line is one JSON object:
+the medians over rounds of off over on, in processor time for a token.
 
-    python -m bench.drafts [--json] [--rounds 5] [--tokens 120] [--at-once 1] [--threads N]
+    python -m bench.drafts [--json] [--rounds 5] [--tokens 120] [--at-once 1]
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=120, help="longest answer")
     parser.add_argument("--at-once", type=int, default=1, choices=range(1, MAX_PROMPTS + 1), help="answers at once")
-    parser.add_argument("--threads", type=int, default=None, help="default: all cores")
     options = parser.parse_args()
-    loop = StepLoop(resolve(DEFAULT_MODEL), options.threads)
+    loop = StepLoop(resolve(DEFAULT_MODEL), threads=1)
     sampling = SamplingParams(temperature=0, max_tokens=options.tokens)
     gains: dict[str, list[float]] = {kind: [] for kind in QUESTIONS}
     for number in range(options.rounds + 1):
-        for kind, question in QUESTIONS.items():
-            prompts = [loop.prompt(f"{question} ({place})") for place in range(options.at_once)]
+        for kind, (question, answer) in QUESTIONS.items():
+            prompts = [loop.prompt(question, answer)] * options.at_once
             ways = [number % 2 == 0, number % 2 == 1]
             played = {drafts: loop.play(prompts, sampling, drafts=drafts) for drafts in ways}
             on, off = played[True], played[False]

@@ -24,19 +24,20 @@ _CODE = """def parse_config(path: str) -> dict:
     data.setdefault("timeout", 30)
     return data
 """
+_JSON = '{"tool": "read_file", "arguments": {"path": "services/engine.py", "start_line": 10, "end_line": 42}}'
 QUESTIONS = {
-    "echo": f"Repeat the following file exactly, with no changes:\n```python\n{_CODE}```",
-    "edit": f"Change the default timeout to 60 and print the whole file again:\n```python\n{_CODE}```",
-    "json": 'Return the same JSON again: {"tool": "read_file", "arguments": {"path": "engine.py", "end_line": 42}}',
-    "prose": "Write a long story about the sea and an old fisherman.",
+    "echo": (f"Repeat the following file exactly, with no changes:\n```python\n{_CODE}```", "```python\n"),
+    "edit": (f"Change the default timeout to 60 and print the whole file again:\n```python\n{_CODE}```", "```python\n"),
+    "json": (f"Return the same JSON again: {_JSON}", "{"),
+    "prose": ("Write a long story about the sea and an old fisherman.", ""),
 }
-"""Answers to the first repeat much of the question, those to the last nothing."""
+"""And how their answers begin. The first repeat much of the question, the last nothing."""
 MAX_PROMPTS = 8
 
 
 @dataclass(frozen=True)
 class Played:
-    """``seconds`` are those of the steps behind the one that gave the last prompt its first token."""
+    """``seconds`` of the processor went into the steps behind the one that gave the last prompt its first token."""
 
     sequences: list[Sequence]
     num_steps: int
@@ -51,7 +52,7 @@ class StepLoop:
         self._runtime = PagedRuntime(load_model(model_dir, num_threads=threads), num_blocks=320, block_tokens=16)
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
-    def prompt(self, question: str, answer: str = "") -> bytes:
+    def prompt(self, question: str, answer: str) -> bytes:
         """Of a question, and of how the answer begins."""
         text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype="<i4").tobytes()
@@ -73,12 +74,12 @@ class StepLoop:
         num_steps, seconds, first = 0, 0.0, 0
         while scheduler.waiting or scheduler.running:
             is_decoding = all(sequence.num_output for sequence in sequences)
-            started_s = time.perf_counter()
+            started_s = time.process_time()
             plan = scheduler.schedule()
             scheduler.commit(plan, run(runtime, work_of(plan)))
             num_steps += 1
             if is_decoding:
-                seconds += time.perf_counter() - started_s
+                seconds += time.process_time() - started_s
             else:
                 first = sum(sequence.num_output for sequence in sequences)
         assert pool.num_free + tree.num_blocks == pool.num_blocks

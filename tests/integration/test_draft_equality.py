@@ -10,7 +10,7 @@ import pytest
 from services.engine.request import SamplingParams
 from tests.integration.step_loop import QUESTIONS, StepLoop
 
-MAX_TOKENS = 120 if os.environ.get("FENCEPOST_SOAK") else 24
+MAX_TOKENS = 120 if os.environ.get("FENCEPOST_SOAK") else 16
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, max_tokens=MAX_TOKENS),
     "seeded": SamplingParams(temperature=0.7, top_p=0.95, seed=3, frequency_penalty=0.1, max_tokens=MAX_TOKENS),
@@ -24,7 +24,7 @@ def loop(smollm2_dir: Path) -> StepLoop:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_four_kinds_of_answers_at_once_are_those_without_drafts(loop: StepLoop, sampling: SamplingParams):
-    prompts = [loop.prompt(question) for question in QUESTIONS.values()]
+    prompts = [loop.prompt(*question) for question in QUESTIONS.values()]
     drafted = loop.play(prompts, sampling, drafts=True)
     plain = loop.play(prompts, sampling, drafts=False)
     assert [s.token_ids for s in drafted.sequences] == [s.token_ids for s in plain.sequences]
@@ -34,7 +34,7 @@ def test_four_kinds_of_answers_at_once_are_those_without_drafts(loop: StepLoop, 
 
 
 def test_a_copy_alone_takes_few_steps(loop: StepLoop):
-    prompts = [loop.prompt(QUESTIONS["echo"], "```python\n")]
+    prompts = [loop.prompt(*QUESTIONS["echo"])]
     drafted = loop.play(prompts, SAMPLINGS["greedy"], drafts=True)
     plain = loop.play(prompts, SAMPLINGS["greedy"], drafts=False)
     (one,), (other,) = drafted.sequences, plain.sequences
