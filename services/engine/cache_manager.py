@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.engine.blocks import BlockPool
-from services.engine.prefix_tree import Match, Node, PrefixTree
+from services.engine.match import Match
+from services.engine.node import Node
+from services.engine.prefix_tree import PrefixTree
 from services.engine.sequence import Sequence
 
 
@@ -46,6 +48,18 @@ class CacheManager:
         """Longest cached prefix; at least one token is left to compute."""
         return self.tree.match(sequence.root, sequence.token_ids, sequence.num_tokens - 1)
 
+    def protect(self, sequence: Sequence, match: Match) -> None:
+        """Let what a waiting sequence would hit be evicted last, in place of what was protected for it before.
+
+        Lasts until ``unprotect`` or until the sequence is attached.
+        """
+        node = match.tail or (match.path[-1] if match.path else sequence.root)
+        self.tree.protect(sequence, node)
+
+    def unprotect(self, sequence: Sequence) -> None:
+        """It waits no more; nothing happens where nothing was protected."""
+        self.tree.unprotect(sequence)
+
     def attach(self, sequence: Sequence, match: Match, num_tokens: int) -> list[BlockCopy] | None:
         """Give a sequence the matched blocks and fresh ones for ``num_tokens`` in all; None when there is no room.
 
@@ -71,6 +85,8 @@ class CacheManager:
             if tail is not None:
                 self.tree.unpin(tail)
             return None
+        self.tree.unprotect(sequence)
+        self.tree.claim(tail if tail is not None and extends else cursor, sequence.owner)
         fresh = self.pool.take(needed, after=kept[-1] if kept else None)
         sequence.block_ids = kept + fresh
         sequence.owned = set(fresh)
@@ -166,9 +182,9 @@ class CacheManager:
         block_id = sequence.block_ids[sequence.num_published // self.block_tokens]
         tail = sequence.tail
         if tail is None:
-            node = self.tree.insert(sequence.cursor, ids, block_id)
+            node = self.tree.insert(sequence.cursor, ids, block_id, sequence.owner)
         else:
-            node = self.tree.grow(tail, ids)
+            node = self.tree.grow(tail, ids, sequence.owner)
             sequence.tail = None
             if node is not tail:
                 sequence.owned.add(block_id)

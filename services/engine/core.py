@@ -22,6 +22,7 @@ from prometheus_client import Counter, Gauge
 from services.engine.blocks import num_runs
 from services.engine.cache_manager import PoolUse
 from services.engine.choosing import TokenChooser
+from services.engine.conversations import Conversations
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
 from services.engine.request import Event, Failed, Finished, MissReason, Request, Sampled, Tier
 from services.engine.restore_cost import PrefillCost
@@ -88,6 +89,7 @@ class EngineCore:
         self._runtime = runtime
         self._scheduler = scheduler
         self._cache = scheduler.cache
+        self._conversations = Conversations(self._cache.tree, time.monotonic)
         self._tier = tier
         self._writer = writer
         self._compute = compute
@@ -119,6 +121,7 @@ class EngineCore:
             yield _events(sequence)
         finally:
             sequence.cancel()
+            self._conversations.left(sequence)
             if (task := self._restores.get(sequence)) is not None:
                 # Behind its first step, which is queued already: a task that never began would free nothing.
                 asyncio.get_running_loop().call_soon(task.cancel)
@@ -181,6 +184,7 @@ class EngineCore:
         num_blocks = 0
         if Tier.VRAM in tiers:
             num_blocks = self._cache.tree.flush(scopes)
+            self._conversations.forget(scopes)
             self._scheduler.move_to_roots(scopes)
             self._seen.clear()
         stored_bytes = 0
@@ -192,6 +196,27 @@ class EngineCore:
                 self._tier.release_soon(self._hits.pop(sequence))
             stored_bytes = await self._tier.delete(cache_scopes, namespaces)
         return Flushed(num_blocks, stored_bytes)
+
+    def annotate(self, cache_scope: str, conversation_key: str, wait_classes: Collection[str]) -> None:
+        """Say what a conversation waits for, by opaque classes; a hint for eviction."""
+        self._conversations.annotate(cache_scope, conversation_key, wait_classes)
+
+    async def release(self, cache_scope: str, conversation_key: str, *, delete: bool) -> None:
+        """A conversation is over: its private blocks are evicted first, or deleted with all that was stored of it.
+
+        What others share stays, and so does what a running request uses. Of the disk tier, that which this engine has
+        stored for the conversation since it started is deleted. Raises StoreUnavailable; what was deleted before stays
+        deleted.
+        """
+        conversation = self._conversations.release(cache_scope, conversation_key)
+        if not delete:
+            return
+        stored = [] if self._writer is None else await self._writer.discard((cache_scope, conversation_key))
+        if conversation is not None:
+            self._cache.tree.remove(conversation)
+        if self._tier is not None and self._writer is not None:
+            await self._tier.delete_states(cache_scope, stored)
+            self._writer.deleted((cache_scope, conversation_key))
 
     def load(self) -> Load:
         """The load now."""
@@ -239,6 +264,7 @@ class EngineCore:
             if found.hit is not None:
                 self._hits[sequence] = found.hit
                 sequence.stored_tokens = found.hit.num_tokens
+        self._conversations.arrived(sequence)
         self._scheduler.add(sequence)
         self._wake.set()
         return sequence
@@ -309,6 +335,8 @@ class EngineCore:
         request = sequence.request
         if self._cache.tree.is_flushed(request.cache_scope, sequence.root):
             return
+        if not sequence.choice:
+            self._conversations.ended(sequence, terminal.node, terminal.num_tokens)
         token_ids = sequence.ids(0, terminal.num_tokens)
         self._seen.add(self._keys_of(request.cache_scope, token_ids))
         if self._writer is not None and request.persist and not sequence.choice:

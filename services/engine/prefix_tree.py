@@ -5,61 +5,20 @@ node (a tail) is a leaf that ends at a terminal state, so that the next turn res
 has a root of its own: nothing is shared between scopes.
 
 Nodes are compared by their tokens, never by a hash. A pin keeps a node, and with it all its ancestors, from eviction.
-Eviction takes leaves only, least recently used first.
+Eviction takes leaves only, in the order of the belt. A protection makes a node go last; when it goes all the same, the
+protection passes to its parent.
 
 Invariant: no cached block has an evicted ancestor.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterator
 
-TOKEN_BYTES = 4
-"""Token ids are int32 little-endian everywhere in the tree."""
-
-
-class Node:
-    """One cached block. Fields are read by anyone and written by the tree only."""
-
-    __slots__ = ("block_id", "children", "last_used_s", "num_pins", "parent", "token_ids")
-
-    def __init__(self, parent: Node | None, token_ids: bytes, block_id: int) -> None:
-        self.parent = parent
-        self.token_ids = token_ids
-        self.block_id = block_id
-        self.children: dict[bytes, list[Node]] = {}  # by first token; siblings with an equal one share a list
-        self.num_pins = 0
-        self.last_used_s = 0.0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in this block."""
-        return len(self.token_ids) // TOKEN_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix of a prompt.
-
-    ``path`` are whole blocks. ``tail`` is a further block of which only the first ``tail_tokens`` agree with the
-    prompt; it is shared by copying them. ``is_fork`` says that cached tokens follow which the prompt contradicts.
-    """
-
-    path: tuple[Node, ...]
-    tail: Node | None
-    tail_tokens: int
-    is_fork: bool
-
-    def num_tokens(self, block_tokens: int) -> int:
-        """Tokens of the prompt that are cached."""
-        return len(self.path) * block_tokens + self.tail_tokens
-
-    def whole_blocks(self) -> Match:
-        """The same without the partly matching block."""
-        return replace(self, tail=None, tail_tokens=0)
+from services.engine.belt import Belt
+from services.engine.match import Match, longest_match
+from services.engine.node import TOKEN_BYTES, Node
+from services.engine.owner import EVERYONE, Owner
 
 
 class PrefixTree:
@@ -71,13 +30,12 @@ class PrefixTree:
     def __init__(self, block_tokens: int, *, clock: Callable[[], float], free_block: Callable[[int], None]) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = 0
-        self._block_bytes = block_tokens * TOKEN_BYTES
         self._clock = clock
         self._free_block = free_block
         self._roots: dict[str, Node] = {}
         self._flushed: list[Node] = []  # roots that nothing is matched from any more
-        self._belt: list[tuple[float, int, Node]] = []  # heap of leaves; entries go stale and are skipped
-        self._order = itertools.count()
+        self._belt = Belt()
+        self._protected: dict[Hashable, Node] = {}
 
     def root(self, cache_scope: str) -> Node:
         """The node all prefixes of a scope start from; it has no block."""
@@ -112,39 +70,70 @@ class PrefixTree:
 
     def match(self, root: Node, token_ids: bytes | bytearray, num_tokens: int) -> Match:
         """Longest cached prefix of the first ``num_tokens`` of ``token_ids``. Pins nothing."""
-        limit = num_tokens * TOKEN_BYTES
-        node, position, path = root, 0, list[Node]()
-        while limit - position >= self._block_bytes:
-            block = bytes(token_ids[position : position + self._block_bytes])
-            child = next((c for c in node.children.get(block[:TOKEN_BYTES], ()) if c.token_ids == block), None)
-            if child is None:
-                break
-            path.append(child)
-            node, position = child, position + self._block_bytes
-        rest = bytes(token_ids[position : min(position + self._block_bytes, limit)])
-        tail, common = None, 0
-        for child in node.children.get(rest[:TOKEN_BYTES], ()):
-            agreed = _common_tokens(child.token_ids, rest)
-            if agreed > common:
-                tail, common = child, agreed
-        # A limit inside the cached tokens is no contradiction: the last token is always computed again.
-        continues = tail.num_tokens > common if tail is not None else bool(node.children)
-        is_fork = continues and position + common * TOKEN_BYTES < limit
-        return Match(tuple(path), tail, common, is_fork)
+        return longest_match(root, token_ids, num_tokens, self.block_tokens)
 
     def pin(self, node: Node) -> None:
         """Keep ``node`` and its ancestors."""
         node.num_pins += 1
+        self._belt.take_off(node)
 
     def unpin(self, node: Node) -> None:
         """Undo one pin and mark the node as used now."""
         assert node.num_pins > 0, "unpin without pin"
         node.num_pins -= 1
         node.last_used_s = self._clock()
-        self._offer(node)
+        self._settle(node)
 
-    def insert(self, parent: Node, token_ids: bytes, block_id: int) -> Node:
-        """Add a block behind ``parent``, or find the one that already holds these tokens.
+    def claim(self, node: Node, owner: Owner) -> None:
+        """``owner`` uses ``node`` and its ancestors, too. Costs as much as there are nodes that it did not use yet."""
+        above = node
+        while above.parent is not None and (joined := above.owner.joined(owner)) is not above.owner:
+            above.owner = joined
+            above = above.parent
+        self._settle(node)
+
+    def reconsider(self, owner: Owner) -> None:
+        """An owner is over, or waits for something else: its blocks go sooner or later than before."""
+        self._belt.changed(owner)
+
+    def abandon(self, owner: Owner, tip: Node, heir: Owner) -> None:
+        """Of an owner's own leaves only ``tip`` goes on: the others, and what leads to them alone, are ``heir``'s."""
+        for leaf in self._belt.leaves_of(owner):
+            node = leaf
+            while node is not tip and node.owner is owner and node.parent is not None and not node.num_pins:
+                node.owner = heir
+                node = node.parent
+                if sum(map(len, node.children.values())) > 1:
+                    break
+            self._settle(leaf)
+
+    def remove(self, owner: Owner) -> int:
+        """Free all blocks of an owner and its parts, but for those in use; how many were freed. Walks the tree."""
+        before = self.num_blocks
+        for leaf in [node for node in self.nodes() if not node.children]:
+            node = leaf
+            while node in self._belt and node.owner.is_part_of(owner) and (above := node.parent) is not None:
+                self._remove(node)
+                node = above
+        return before - self.num_blocks
+
+    def protect(self, holder: Hashable, node: Node) -> None:
+        """Let ``node`` go last, for a holder that is about to use it; a holder protects one node at a time."""
+        self.unprotect(holder)
+        if node.parent is not None:
+            self._protected[holder] = node
+            node.num_protections += 1
+            self._settle(node)
+
+    def unprotect(self, holder: Hashable) -> None:
+        """Undo it; nothing happens where there is nothing to undo."""
+        node = self._protected.pop(holder, None)
+        if node is not None:
+            node.num_protections -= 1
+            self._settle(node)
+
+    def insert(self, parent: Node, token_ids: bytes, block_id: int, owner: Owner = EVERYONE) -> Node:
+        """Add a block of ``owner`` behind ``parent``, or find the one that already holds these tokens.
 
         The answer's ``block_id`` differs from the given one in the second case; the caller then keeps its own block.
         A shorter unpinned tail that the new block continues is dropped: nobody needs both.
@@ -153,18 +142,20 @@ class PrefixTree:
         siblings = parent.children.setdefault(token_ids[:TOKEN_BYTES], [])
         for sibling in siblings:
             if sibling.token_ids.startswith(token_ids):
+                self.claim(sibling, owner)
                 return sibling
-        node = Node(parent, token_ids, block_id)
+        node = Node(parent, token_ids, block_id, owner)
         node.last_used_s = self._clock()
-        for sibling in list(siblings):
-            if sibling.num_pins == 0 and token_ids.startswith(sibling.token_ids):
-                self._remove(sibling)
-        parent.children.setdefault(token_ids[:TOKEN_BYTES], []).append(node)
+        continued = [s for s in siblings if s.num_pins == 0 and token_ids.startswith(s.token_ids)]
+        siblings.append(node)
         self.num_blocks += 1
-        self._offer(node)
+        for sibling in continued:
+            self._remove(sibling, node)
+        self._settle(parent)
+        self._settle(node)
         return node
 
-    def grow(self, tail: Node, token_ids: bytes) -> Node:
+    def grow(self, tail: Node, token_ids: bytes, owner: Owner = EVERYONE) -> Node:
         """Extend a tail in place to ``token_ids``, whose first tokens it holds already.
 
         Where another node holds these tokens by now, the tail leaves the tree (its block is *not* freed: it stays the
@@ -176,19 +167,16 @@ class PrefixTree:
         siblings = parent.children[token_ids[:TOKEN_BYTES]]
         for sibling in siblings:
             if sibling is not tail and sibling.token_ids.startswith(token_ids):
-                self._unlink(tail)
+                self._unlink(tail, sibling)
+                self.claim(sibling, owner)
                 return sibling
         tail.token_ids = token_ids
         return tail
 
     def evict(self, count: int) -> int:
-        """Free up to ``count`` blocks, leaves first, least recently used first; how many were freed."""
-        freed = 0
-        while freed < count:
-            node = self._oldest()
-            if node is None:
-                break
-            heapq.heappop(self._belt)
+        """Free up to ``count`` blocks, leaves first, in the order of the belt; how many were freed."""
+        now_s, freed = self._clock(), 0
+        while freed < count and (node := self._belt.first(now_s)) is not None:
             self._remove(node)
             freed += 1
         return freed
@@ -203,7 +191,7 @@ class PrefixTree:
 
     def oldest_s(self) -> float | None:
         """When the block that would be evicted next was last used; None when nothing could be."""
-        node = self._oldest()
+        node = self._belt.first(self._clock())
         return None if node is None else node.last_used_s
 
     def path(self, node: Node) -> list[Node]:
@@ -237,32 +225,26 @@ class PrefixTree:
             assert node.parent is not None
             assert node in node.parent.children[node.token_ids[:TOKEN_BYTES]]
             assert node.num_pins >= 0
-        assert len(seen) == self.num_blocks
-        on_belt = {id(entry[2]) for entry in self._belt if self._is_current(entry)}
-        leaves = {id(n) for n in self.nodes() if not n.children and n.num_pins == 0}
-        assert leaves == on_belt, "an unpinned leaf that eviction cannot see"
+            assert node.num_protections == sum(held is node for held in self._protected.values())
+            is_leaf = not node.children and node.num_pins == 0
+            assert is_leaf == (node in self._belt), "eviction sees the unpinned leaves and nothing else"
+            above = node.parent
+            assert above.parent is None or node.owner.is_over or node.owner.is_part_of(above.owner)
+        assert len(seen) == self.num_blocks >= len(self._belt)
 
-    def _oldest(self) -> Node | None:
-        while self._belt and not self._is_current(self._belt[0]):
-            heapq.heappop(self._belt)
-        return self._belt[0][2] if self._belt else None
-
-    def _is_current(self, entry: tuple[float, int, Node]) -> bool:
-        last_used_s, _, node = entry
-        return node.parent is not None and not node.children and not node.num_pins and node.last_used_s == last_used_s
-
-    def _offer(self, node: Node) -> None:
+    def _settle(self, node: Node) -> None:
+        """Put a node on the belt or take it off, as is right for it now."""
         if node.parent is not None and not node.children and node.num_pins == 0:
-            heapq.heappush(self._belt, (node.last_used_s, next(self._order), node))
-            if len(self._belt) > 4 * self.num_blocks + 1024:
-                self._belt = [entry for entry in self._belt if self._is_current(entry)]
-                heapq.heapify(self._belt)
+            self._belt.place(node)
+        else:
+            self._belt.take_off(node)
 
-    def _remove(self, node: Node) -> None:
-        self._unlink(node)
+    def _remove(self, node: Node, heir: Node | None = None) -> None:
+        self._unlink(node, heir)
         self._free_block(node.block_id)
 
-    def _unlink(self, node: Node) -> None:
+    def _unlink(self, node: Node, heir: Node | None = None) -> None:
+        """Take a leaf out; ``heir`` (its parent unless told otherwise) gets what was there for its sake."""
         parent = node.parent
         assert parent is not None
         assert not node.children
@@ -272,13 +254,13 @@ class PrefixTree:
             del parent.children[node.token_ids[:TOKEN_BYTES]]
         node.parent = None
         self.num_blocks -= 1
+        self._belt.take_off(node)
         # The parent was used whenever its child was.
         parent.last_used_s = max(parent.last_used_s, node.last_used_s)
-        self._offer(parent)
-
-
-def _common_tokens(left: bytes, right: bytes) -> int:
-    limit = min(len(left), len(right))
-    if left[:limit] == right[:limit]:
-        return limit // TOKEN_BYTES
-    return next(i for i in range(0, limit, TOKEN_BYTES) if left[i : i + TOKEN_BYTES] != right[i : i + TOKEN_BYTES]) // 4
+        if heir is not None:
+            heir.owner = heir.owner.joined(node.owner)
+            self._settle(heir)
+        if node.num_protections:
+            for holder in [holder for holder, held in self._protected.items() if held is node]:
+                self.protect(holder, heir or parent)
+        self._settle(parent)

@@ -14,7 +14,8 @@ from enum import Enum, auto
 
 from services.engine.choosing import TokenChooser, new_chooser
 from services.engine.draft.drafter import Drafter
-from services.engine.prefix_tree import TOKEN_BYTES, Node
+from services.engine.node import TOKEN_BYTES, Node
+from services.engine.owner import EVERYONE, Owner
 from services.engine.request import CacheUse, Event, FinishReason, MissReason, Request, Tier, Timings
 from services.engine.runtime.gate import LayerGate
 from services.engine.stop import StopHit, StopScanner
@@ -90,6 +91,7 @@ class Sequence:
     token_ids: bytearray
     new_chooser: Callable[[Request, int], TokenChooser] = new_chooser
     choice: int = 0
+    owner: Owner = EVERYONE  # whose its blocks are
     num_to_follow: int = 0  # further choices, which begin when this one's prompt is computed
     state: State = State.WAITING
     num_computed: int = 0
@@ -156,6 +158,7 @@ class Sequence:
                 times=replace(self.times, first_token_s=None),
                 token_ids=bytearray(self.request.token_ids),
                 choice=choice,
+                owner=self.owner,
                 cached_by_tier=self.cached_by_tier,
                 miss=self.miss,
                 miss_at_token=self.miss_at_token,

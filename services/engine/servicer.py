@@ -33,6 +33,8 @@ from services.engine.store_calls import StoreUnavailable
 from services.engine.thinking import ThinkingMarks
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_MAX_WAIT_CLASSES = 64
+_MAX_WAIT_CLASS_CHARS = 128
 _TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}
 _MISSES = {
     MissReason.COLD: pb.MISS_REASON_COLD,
@@ -70,7 +72,7 @@ class ModelFacts:
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
-    """Serves one core. WatchCache, Annotate and Release answer UNIMPLEMENTED."""
+    """Serves one core. WatchCache answers UNIMPLEMENTED."""
 
     def __init__(self, core: EngineCore, facts: ModelFacts, *, loop_guard: bool) -> None:
         """``loop_guard``: for requests that don't say."""
@@ -126,6 +128,22 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 yield load
                 last = load
             await asyncio.sleep(interval_s)
+
+    async def Annotate(self, request: pb.AnnotateRequest, context: _Context) -> pb.AnnotateResponse:
+        if len(set(request.wait_classes)) > _MAX_WAIT_CLASSES:
+            raise InvalidRequest("wait_classes", f"must be at most {_MAX_WAIT_CLASSES} different ones")
+        if any(not 0 < len(name) <= _MAX_WAIT_CLASS_CHARS for name in request.wait_classes):
+            raise InvalidRequest("wait_classes", f"must have 1 to {_MAX_WAIT_CLASS_CHARS} characters each")
+        self._core.annotate(_scope(request.cache_scope), _conversation(request.conversation_key), request.wait_classes)
+        return pb.AnnotateResponse()
+
+    async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseResponse:
+        scope, key = _scope(request.cache_scope), _conversation(request.conversation_key)
+        try:
+            await self._core.release(scope, key, delete=request.delete)
+        except StoreUnavailable as error:
+            raise StoreFailed(f"the store did not remove its part: {error}", retry_after_s=1.0) from None
+        return pb.ReleaseResponse()
 
     async def Flush(self, request: pb.FlushRequest, context: _Context) -> pb.FlushResponse:
         wanted = set(request.tiers) or {pb.TIER_VRAM, pb.TIER_SSD}
@@ -194,6 +212,12 @@ def _scope(cache_scope: str) -> str:
     if not cache_scope:
         raise InvalidRequest("cache_scope", "must not be empty")
     return cache_scope
+
+
+def _conversation(conversation_key: str) -> str:
+    if not conversation_key:
+        raise InvalidRequest("conversation_key", "must not be empty")
+    return conversation_key
 
 
 def _refuse_unsupported(request: pb.GenerateRequest) -> None:

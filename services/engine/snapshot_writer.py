@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
-from services.engine.prefix_tree import Node, PrefixTree
+from services.engine.node import Node
+from services.engine.prefix_tree import PrefixTree
 from services.engine.request import Request
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.ssd_tier import SsdTier
@@ -79,7 +80,10 @@ class SnapshotWriter:
         self._pause = pause
         self._queue: asyncio.Queue[Unsaved] = asyncio.Queue()
         self._resident: OrderedDict[object, Unsaved] = OrderedDict()
-        self._heads: OrderedDict[tuple[str, str], tuple[bytes, int]] = OrderedDict()
+        self._writing: Unsaved | None = None
+        self._written = asyncio.Event()  # set between writes
+        self._is_unwanted = False  # what is being written
+        self._stored: OrderedDict[tuple[str, str], list[bytes]] = OrderedDict()  # manifests by conversation, by turn
 
     def offer(self, state: Unsaved) -> None:
         """A turn has ended with this state."""
@@ -106,24 +110,38 @@ class SnapshotWriter:
             for key, state in self._resident.items()
             if cache_scopes and state.request.cache_scope not in cache_scopes
         )
-        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-        for state in waiting:
-            if cache_scopes and state.request.cache_scope not in cache_scopes:
-                self._queue.put_nowait(state)
-            else:
-                self._done(state)
-            self._queue.task_done()
+        self._drop_queued(lambda state: not cache_scopes or state.request.cache_scope in cache_scopes)
+
+    async def discard(self, conversation: tuple[str, str]) -> list[bytes]:
+        """Write nothing more of a conversation that ended before now; the manifests that are stored for it.
+
+        They are remembered until ``deleted``.
+        """
+        self._resident = OrderedDict((k, state) for k, state in self._resident.items() if k != conversation)
+        self._drop_queued(lambda state: state.conversation == conversation)
+        if self._writing is not None and self._writing.conversation == conversation:
+            self._is_unwanted = True
+            await self._written.wait()
+        return list(dict.fromkeys(self._stored.get(conversation, ())))
+
+    def deleted(self, conversation: tuple[str, str]) -> None:
+        """What was stored for it is no more."""
+        self._stored.pop(conversation, None)
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             state = await self._queue.get()
+            self._writing, self._is_unwanted = state, False
+            self._written.clear()
             try:
                 blocks = [node.block_id for node in self._tree.path(state.node)]
                 await self._write(state, blocks)
             except Exception:  # noqa: BLE001 - a write may be lost, it may not end the engine
                 _log.exception("a write failed")
             finally:
+                self._writing = None
+                self._written.set()
                 self._done(state)
                 self._queue.task_done()
 
@@ -132,6 +150,15 @@ class SnapshotWriter:
         while self._resident:
             self._queue_up(self._resident.popitem()[1], is_bounded=False)
         await self._queue.join()
+
+    def _drop_queued(self, is_unwanted: Callable[[Unsaved], bool]) -> None:
+        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        for state in waiting:
+            if is_unwanted(state):
+                self._done(state)
+            else:
+                self._queue.put_nowait(state)
+            self._queue.task_done()
 
     def _queue_up(self, state: Unsaved, *, is_bounded: bool = True) -> None:
         if state.node.parent is None:
@@ -154,12 +181,13 @@ class SnapshotWriter:
         namespace = self._tier.namespace(request.cache_scope)
         keys = self._tier.keys_of(request.cache_scope, token_ids)
         manifest_id = hashlib.blake2b(namespace + token_ids, digest_size=16).digest()
-        parent, round_ = (None, -1) if state.conversation is None else self._heads.get(state.conversation, (None, -1))
+        stored = [] if state.conversation is None else self._stored.get(state.conversation, [])
+        parent = stored[-1] if stored else None
         snapshot = Snapshot(
             namespace=namespace,
             manifest_id=manifest_id,
             parent_manifest_id=None if parent == manifest_id else parent,
-            round=round_ + 1,
+            round=len(stored),
             token_ids=token_ids,
             page_keys=keys,
             resident_bytes=len(token_ids) // 4 * self._runtime.layout.bytes_per_token,
@@ -181,10 +209,10 @@ class SnapshotWriter:
             return
         _WRITES.labels("stored").inc()
         if state.conversation is not None:
-            self._heads[state.conversation] = (manifest_id, round_ + 1)
-            self._heads.move_to_end(state.conversation)
-            if len(self._heads) > _MAX_CONVERSATIONS:
-                self._heads.popitem(last=False)
+            self._stored.setdefault(state.conversation, stored).append(manifest_id)
+            self._stored.move_to_end(state.conversation)
+            if len(self._stored) > _MAX_CONVERSATIONS:
+                self._stored.popitem(last=False)
 
     async def _send(
         self,
@@ -198,6 +226,8 @@ class SnapshotWriter:
         ids = token_ids[first * 4 : (first + count) * 4]
         loop = asyncio.get_running_loop()
         for layer in range(self._runtime.layout.num_layers):
+            if self._is_unwanted:
+                raise StoreUnavailable("its conversation was deleted")
             started_s = time.monotonic()
             data = await loop.run_in_executor(self._executor, self._read_layer, block_ids, first, count, layer)
             await write.send(page_key, layer, data, ids)

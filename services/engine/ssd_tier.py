@@ -229,6 +229,11 @@ class SsdTier:
             return await self._means.client.delete(layout=self.namespace("")[:16])
         return sum([await self._means.client.delete(namespace=namespace) for namespace in dict.fromkeys(wanted)])
 
+    async def delete_states(self, cache_scope: str, manifest_ids: Iterable[bytes]) -> None:
+        """Remove terminal states of a scope, and the pages that no others use. Raises StoreUnavailable."""
+        for manifest_id in manifest_ids:
+            await self._means.client.delete_state(self.namespace(cache_scope), manifest_id)
+
     async def close(self) -> None:
         """Wait for what goes on in the background, then remove the lent memory."""
         while self._held:

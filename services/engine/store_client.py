@@ -108,6 +108,12 @@ class StoreClient:
         with store_errors():
             return (await answer_of(self._stub.Delete(request, timeout=_DELETE_TIMEOUT_S))).bytes
 
+    async def delete_state(self, namespace: bytes, manifest_id: bytes) -> None:
+        """Remove one terminal state, and the pages that no other one uses. Raises StoreUnavailable."""
+        manifest = snapshot_pb2.ManifestId(namespace=namespace, manifest_id=manifest_id)
+        with store_errors():
+            await self._stub.Delete(snapshot_pb2.DeleteRequest(manifest=manifest), timeout=_DELETE_TIMEOUT_S)
+
     def read(self, query: ReadQuery, timeout_s: float, lent: LentFile | None = None) -> StoreRead:
         """Begin to read, layer by layer; into ``lent``, whose bytes are then the pieces' data."""
         request = snapshot_pb2.ReadRequest(

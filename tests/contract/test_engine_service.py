@@ -291,11 +291,35 @@ async def test_a_prompt_over_the_context_is_refused_with_both_lengths(engine: En
     assert longest.finished.reason == pb.FINISH_REASON_LENGTH
 
 
-@pytest.mark.parametrize("name", ["Annotate", "Release"])
-async def test_what_later_versions_implement_answers_unimplemented(engine: EngineClient, name: str):
+@pytest.mark.parametrize(
+    ("call", "request_", "field"),
+    [
+        ("Annotate", pb.AnnotateRequest(conversation_key="c", wait_classes=["w"]), "cache_scope"),
+        ("Annotate", pb.AnnotateRequest(cache_scope="s", wait_classes=["w"]), "conversation_key"),
+        ("Annotate", pb.AnnotateRequest(cache_scope="s", conversation_key="c", wait_classes=[""]), "wait_classes"),
+        (
+            "Annotate",
+            pb.AnnotateRequest(cache_scope="s", conversation_key="c", wait_classes=map(str, range(65))),
+            "wait_classes",
+        ),
+        ("Release", pb.ReleaseRequest(conversation_key="c"), "cache_scope"),
+        ("Release", pb.ReleaseRequest(cache_scope="s"), "conversation_key"),
+    ],
+)
+async def test_a_bad_field_of_a_hint_is_named(engine: EngineClient, call: str, request_: Any, field: str):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await getattr(engine.stub, name)(getattr(pb, f"{name}Request")())
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await getattr(engine.stub, call)(request_)
+    found = rpc.failure_of(caught.value)
+    assert (found.code.name, found.metadata["field"]) == ("INVALID_ARGUMENT", field)
+
+
+async def test_hints_about_what_is_not_known_are_of_no_effect(engine: EngineClient):
+    ids = prompt(1, 64)
+    await engine.generate(ids, 4)
+    await engine.stub.Annotate(pb.AnnotateRequest(cache_scope="other", conversation_key="conversation"))
+    await engine.stub.Release(pb.ReleaseRequest(cache_scope="other", conversation_key="conversation", delete=True))
+    await engine.stub.Release(pb.ReleaseRequest(cache_scope="scope", conversation_key="other", delete=True))
+    assert (await engine.generate(ids, 4)).cached() == 63
 
 
 async def test_a_full_queue_refuses_with_a_retry_delay(model: Path):
