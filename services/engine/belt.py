@@ -3,10 +3,10 @@
 What may go next are the leaves of the prefix tree that nobody pins. They go in this order:
 
 1. what is nobody's any more: released conversations and abandoned branches, least recently used first;
-2. all others. Where it is known well enough what a block's branch waits for, its value is the chance of a return
-   within the horizon times the cost of computing it again (blocks have equal bytes). The least valuable of these stands
-   against the least recently used of the rest, valued by a guess of that chance, and the lesser goes. So where no wait
-   is known, this is plain LRU;
+2. all others. Where it is known well enough what a block's branch waits for, its value is the rate of its return times
+   the cost of computing it again (blocks have equal bytes). The least valuable of these stands against the least
+   recently used of the rest, valued by a guess of that rate, and the lesser goes. So where no wait is known, this is
+   plain LRU;
 3. what a waiting request would hit, least recently used first. Nothing is kept for certain: somebody else may need it.
 
 Values change with time, and not all in one direction. They are taken anew every quarter of a second, and not for each
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from services.engine.node import Node
 from services.engine.owner import Owner
-from services.engine.wait_times import guessed_return_probability
+from services.engine.wait_times import unknown_return_rate
 
 TICK_S = 0.25
 _Entry = tuple[float, float, int, Node]
@@ -33,10 +33,10 @@ _Entry = tuple[float, float, int, Node]
 
 @dataclass(slots=True)
 class _Group:
-    """An owner's leaves and, for this tick, its chance of a return."""
+    """An owner's leaves and, for this tick, the rate of its return."""
 
     leaves: set[Node] = field(default_factory=set[Node])
-    probability: float = 0.0
+    rate: float = 0.0
 
 
 class Belt:
@@ -67,7 +67,7 @@ class Belt:
         self._groups.setdefault(owner, _Group()).leaves.add(leaf)
         if owner.wait is not None and owner not in self._waiting:
             self._waiting.add(owner)
-            self._groups[owner].probability = owner.wait.return_probability(self._tick_s)
+            self._groups[owner].rate = owner.wait.return_rate(self._tick_s)
         if leaf.num_protections:
             self._push(self._protected, 0.0, leaf, number)
         elif owner.is_over:
@@ -75,7 +75,7 @@ class Belt:
         elif owner.wait is None:
             self._push(self._used, 0.0, leaf, number)
         else:
-            value = self._groups[owner].probability * leaf.recompute_cost
+            value = self._groups[owner].rate * leaf.recompute_cost
             self._push(self._valued, value, leaf, number)
 
     def take_off(self, node: Node) -> None:
@@ -112,7 +112,7 @@ class Belt:
         used, valued = self._used[:1], self._valued[:1]
         if used and valued:
             leaf, last_used_s = used[0][-1], used[0][1]
-            value = guessed_return_probability(max(0.0, self._tick_s - last_used_s)) * leaf.recompute_cost
+            value = unknown_return_rate(max(0.0, self._tick_s - last_used_s)) * leaf.recompute_cost
             return min((value, last_used_s, 0, leaf), valued[0])[-1]
         rest = used or valued or self._protected[:1]
         return rest[0][-1] if rest else None
@@ -127,9 +127,9 @@ class Belt:
         for owner in self._waiting:
             assert owner.wait is not None
             group = self._groups[owner]
-            group.probability = owner.wait.return_probability(tick_s)
+            group.rate = owner.wait.return_rate(tick_s)
             self._valued += [
-                (group.probability * leaf.recompute_cost, leaf.last_used_s, self._placed[leaf][0], leaf)
+                (group.rate * leaf.recompute_cost, leaf.last_used_s, self._placed[leaf][0], leaf)
                 for leaf in group.leaves
                 if not leaf.num_protections
             ]

@@ -4,6 +4,11 @@ A class of waits is an opaque name that a client gives, such as a digest of a to
 as counts over bins whose width grows with the wait, older ones fading. They are drawn to a first guess by the weight of
 one observation, so that past all that was seen the guess decides. The guess is a Lomax distribution with the median and
 the 99th percentile of tool waits of coding agents (5.2 s, 81 s): the longer the wait, the less likely its end.
+
+What is kept for a client takes up space until it comes back. So a wait is told by its rate: the chance of a return
+within a horizon, per second that one would then have waited, at the horizon where this is highest (hit density, as in
+LHD, Beckmann, Chen and Cidon 2018; over all horizons it is the Gittins index). A long wait whose end is near is worth
+more than when it began, and one that is over its time less.
 """
 
 from __future__ import annotations
@@ -13,10 +18,10 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-HORIZON_S = 10.0
-"""A return within this time from now is what keeps a block worth its place."""
-
+_HORIZONS_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 _SHAPE, _SCALE_S = 2.7, 17.8
+_UNKNOWN_SHAPE = 0.5
+"""Of waits that nobody has named: for a person, or for ever. Half take longer than 53 s, a tenth over half an hour."""
 _EDGES_S = (0.0, *(0.125 * 2 ** (i / 2) for i in range(41)))
 """Where bins begin: two an octave, from an eighth of a second to a day and a half. What lies behind is never."""
 _FORGET = 0.98
@@ -26,9 +31,9 @@ _MIN_OBSERVATIONS = 8
 _MAX_CLASSES = 4_096
 
 
-def guessed_return_probability(waited_s: float) -> float:
-    """Chance of a return within the horizon after ``waited_s``, while nothing is known; falls with the wait."""
-    return 1 - ((_SCALE_S + waited_s) / (_SCALE_S + waited_s + HORIZON_S)) ** _SHAPE
+def unknown_return_rate(waited_s: float) -> float:
+    """Returns per second to expect after ``waited_s`` of a wait of which nothing is known; falls with the wait."""
+    return _UNKNOWN_SHAPE / (_SCALE_S + waited_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,18 @@ class WaitEstimate:
             ended *= 1 - curve.survival(waited_s)
         return 1 - ended
 
-    def return_probability(self, waited_s: float) -> float:
-        """Chance of a return within the horizon, given that ``waited_s`` have passed without one."""
+    def return_rate(self, waited_s: float) -> float:
+        """Returns per second to expect, given that ``waited_s`` have passed without one."""
         now = self.survival(waited_s)
-        return min(1.0, max(0.0, 1 - self.survival(waited_s + HORIZON_S) / now)) if now > 0 else 0.0
+        if now <= 0:
+            return 0.0
+        best, held_s, before_s, before = 0.0, 0.0, 0.0, 1.0
+        for horizon_s in _HORIZONS_S:
+            left = min(before, self.survival(waited_s + horizon_s) / now)
+            held_s += (before + left) / 2 * (horizon_s - before_s)
+            best = max(best, (1 - left) / held_s)
+            before_s, before = horizon_s, left
+        return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +72,9 @@ class Wait:
     estimate: WaitEstimate
     since_s: float
 
-    def return_probability(self, now_s: float) -> float:
-        """Chance of a return within the horizon from ``now_s``."""
-        return self.estimate.return_probability(max(0.0, now_s - self.since_s))
+    def return_rate(self, now_s: float) -> float:
+        """Returns per second to expect at ``now_s``."""
+        return self.estimate.return_rate(max(0.0, now_s - self.since_s))
 
 
 class WaitTimes:

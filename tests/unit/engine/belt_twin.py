@@ -8,7 +8,7 @@ from services.engine.belt import TICK_S
 from services.engine.node import Node
 from services.engine.owner import Owner
 from services.engine.prefix_tree import PrefixTree
-from services.engine.wait_times import guessed_return_probability
+from services.engine.wait_times import unknown_return_rate
 
 
 class CheckedTree(PrefixTree):
@@ -47,11 +47,11 @@ def next_victims(tree: PrefixTree, count: int, now_s: float) -> list[Node]:
         def value(node: Node) -> tuple[float, float]:
             wait = node.owner.wait
             if wait is None:
-                probability = guessed_return_probability(max(0.0, tick_s - used_s[node]))
+                rate = unknown_return_rate(max(0.0, tick_s - used_s[node]))
             else:
-                probability = wait.estimate.return_probability(max(0.0, tick_s - wait.since_s))
+                rate = wait.estimate.return_rate(max(0.0, tick_s - wait.since_s))
             first = (len(tree.path(node)) - 1) * tree.block_tokens
-            return probability * (node.num_tokens * (1 + first / 8_192)), used_s[node]
+            return rate * (node.num_tokens * (1 + first / 8_192)), used_s[node]
 
         if released:
             victim = oldest(released)[0]

@@ -353,4 +353,4 @@ def test_a_forgotten_wait_counts_as_one_without_end(engine: Engine, monkeypatch:
     engine.turn([3] * 8, key="last")
     estimate = engine.conversations.waits.estimate("a", ["gone"])
     assert estimate is not None
-    assert estimate.return_probability(0) < 0.1
+    assert estimate.survival(300) > 0.85

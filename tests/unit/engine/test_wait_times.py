@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.wait_times import WaitTimes, guessed_return_probability
+from services.engine.wait_times import WaitTimes, unknown_return_rate
 
 
 def seen(*waits: float | None, scope: str = "a", classes: tuple[str, ...] = ("bash",)) -> WaitTimes:
@@ -12,16 +12,15 @@ def seen(*waits: float | None, scope: str = "a", classes: tuple[str, ...] = ("ba
     return times
 
 
-def test_the_guess_has_the_waits_of_coding_agents():
-    # Chance of a wait over t is (17.8 / (17.8 + t)) ** 2.7: half are over after 5.2 s, 99 % after 81 s.
-    assert guessed_return_probability(0) == pytest.approx(1 - (17.8 / 27.8) ** 2.7)
-    assert guessed_return_probability(0) == pytest.approx(0.700, abs=1e-3)
-    assert guessed_return_probability(81) == pytest.approx(1 - (98.8 / 108.8) ** 2.7)
+def test_of_unknown_waits_half_take_longer_than_a_minute_nearly():
+    # The rate of a wait that is longer than t with the chance (17.8 / (17.8 + t)) ** 0.5.
+    assert unknown_return_rate(0) == pytest.approx(0.02809, abs=1e-5)
+    assert unknown_return_rate(53.4) == pytest.approx(0.5 / 71.2)
 
 
 @given(st.lists(st.floats(0, 10**5), min_size=2, max_size=9, unique=True))
 def test_the_guess_falls_with_the_wait(waits: list[float]):
-    chances = [guessed_return_probability(waited_s) for waited_s in sorted(waits)]
+    chances = [unknown_return_rate(waited_s) for waited_s in sorted(waits)]
     assert chances == sorted(chances, reverse=True)
 
 
@@ -33,27 +32,34 @@ def test_short_waits_are_expected_back_and_then_no_more():
     assert estimate.survival(0) == pytest.approx(1)
     assert estimate.survival(4.0) == pytest.approx(7.4618 / 8.4618 + guess * (17.8 / 21.8) ** 2.7, rel=1e-4)
     assert estimate.survival(4.828) == pytest.approx(3.7309 / 8.4618 + guess * (17.8 / 22.628) ** 2.7, rel=1e-3)
-    assert estimate.return_probability(0) == pytest.approx(1 - guess * (17.8 / 27.8) ** 2.7, rel=1e-4)
-    assert estimate.return_probability(20) == pytest.approx(guessed_return_probability(20))
-    assert estimate.return_probability(10**6) == pytest.approx(guessed_return_probability(10**6), abs=1e-9)
+    # Past all that was seen the guess is left alone, whose rate is highest at the shortest horizon.
+    left = (37.8 / 42.8) ** 2.7
+    assert estimate.return_rate(20) == pytest.approx((1 - left) / ((1 + left) / 2 * 5))
+    # At first, all but the guess's share is back within 10 s: 0.56 of 1 are left at 5 s, 0.04 at 10 s.
+    at_5, at_10 = estimate.survival(5), estimate.survival(10)
+    assert estimate.return_rate(0) == pytest.approx((1 - at_10) / ((1 + at_5) / 2 * 5 + (at_5 + at_10) / 2 * 5))
+    assert estimate.return_rate(0) == pytest.approx(0.208, abs=1e-3)
 
 
-def test_long_waits_are_worth_little_at_first_and_much_when_they_are_nearly_over():
+def test_a_long_wait_is_worth_more_the_nearer_its_end():
     estimate = seen(*[60.0] * 20).estimate("a", ["bash"])
     assert estimate is not None
-    assert estimate.return_probability(0) < 0.05
-    assert estimate.return_probability(30) < 0.05 < 0.2 < estimate.return_probability(40)
-    assert estimate.return_probability(55) > 0.99
+    rates = [estimate.return_rate(waited_s) for waited_s in (0, 20, 40, 55)]
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(1 / 60, rel=0.3)
+    assert rates[3] > 0.2
+    assert estimate.return_rate(70) < rates[2], "it is over its time"
 
 
 def test_who_never_comes_back_is_not_expected():
     estimate = seen(*[None] * 8).estimate("a", ["bash"])
     assert estimate is not None
-    assert estimate.return_probability(0) == pytest.approx(1 - (7.4618 + (17.8 / 27.8) ** 2.7) / 8.4618, rel=1e-4)
-    assert estimate.return_probability(10**5) < 1e-9
+    assert estimate.survival(10) == pytest.approx((7.4618 + (17.8 / 27.8) ** 2.7) / 8.4618, rel=1e-4)
+    assert estimate.return_rate(0) < 0.015
+    assert estimate.return_rate(10**5) < 1e-9
     half = seen(*[2.0, None] * 10).estimate("a", ["bash"])
     assert half is not None
-    assert half.return_probability(0) == pytest.approx(0.5, abs=0.05)
+    assert half.survival(300) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_class_is_not_trusted_before_eight_observations():
@@ -77,7 +83,7 @@ def test_parallel_calls_wait_for_the_slowest():
     assert slow is not None
     assert both is not None
     assert both.survival(5) == pytest.approx(1 - (1 - fast.survival(5)) * (1 - slow.survival(5)))
-    assert both.return_probability(0) < 0.1 < 0.9 < fast.return_probability(0)
+    assert both.return_rate(0) < 0.03 < 0.2 < fast.return_rate(0)
     assert times.estimate("a", ["read", "unknown"]) is None
 
 
@@ -88,7 +94,7 @@ def test_what_was_seen_of_the_classes_together_counts_before_their_parts():
     both, turned = times.estimate("a", ["bash", "read"]), times.estimate("a", ["read", "bash"])
     assert both is not None
     assert both == turned
-    assert both.return_probability(0) < 0.1
+    assert both.return_rate(0) < 0.03
 
 
 def test_old_observations_fade():
@@ -98,7 +104,7 @@ def test_old_observations_fade():
     estimate = times.estimate("a", ["bash"])
     assert estimate is not None
     # 100 steps of 2 % leave an eighth of what weighed 31.8 of 51.
-    assert estimate.return_probability(0) == pytest.approx(0.098, abs=0.01)
+    assert estimate.survival(10) == pytest.approx(1 - 0.098, abs=0.01)
 
 
 @given(
@@ -106,12 +112,12 @@ def test_old_observations_fade():
     st.floats(0, 10**7),
     st.floats(0, 10**7),
 )
-def test_estimates_are_probabilities(waits: list[float | None], first: float, second: float):
+def test_estimates_are_chances_and_rates(waits: list[float | None], first: float, second: float):
     estimate = seen(*waits).estimate("a", ["bash"])
     assert estimate is not None
     early, late = sorted((first, second))
     assert 1 + 1e-9 >= estimate.survival(early) >= estimate.survival(late) - 1e-12 >= -1e-12
-    assert 0 <= estimate.return_probability(early) <= 1
+    assert 0 <= estimate.return_rate(early) <= 0.4 + 1e-9, "back within 5 s, by trapezoids"
 
 
 def test_classes_are_bounded(monkeypatch: pytest.MonkeyPatch):
