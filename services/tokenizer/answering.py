@@ -13,7 +13,7 @@ from services.tokenizer import metrics
 from services.tokenizer.conversation import Conversation
 from services.tokenizer.engines import Engines, Metadata
 from services.tokenizer.errors import UnknownResponseError
-from services.tokenizer.events import Admitted, AnswerEvent, Cached, Finished
+from services.tokenizer.events import Admitted, AnswerEvent, Cached, CallStarted, Finished, FinishReason
 from services.tokenizer.generate import GenerationRequest, answer
 from services.tokenizer.history.history import History
 from services.tokenizer.history.record import Record
@@ -25,6 +25,7 @@ from services.tokenizer.prompt.footprints import Footprint, Footprints, common_p
 from services.tokenizer.prompt.segments import Segment, find_segments
 from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Routing
+from services.tokenizer.wait_classes import wait_class
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Answering:
         """
         prompt = await self.prompt(request.source, request.routing, timeout_s)
         records: list[Record] = []
+        engine_id, wait_classes = "", set[str]()
 
         async def remember(record: Record) -> None:
             records.append(record)
@@ -98,8 +100,14 @@ class Answering:
             async for event in events:
                 match event:
                     case Admitted():
+                        engine_id = event.engine_id
                         yield replace(event, cached=await self._blamed(request, prompt, event.cached, timeout_s))
+                    case CallStarted(choice=0):
+                        wait_classes.add(wait_class(event.namespace, event.name))
+                        yield event
                     case Finished():
+                        if event.choice == 0 and event.reason is FinishReason.CALLS:
+                            self._engines.annotate(request.routing, engine_id, wait_classes)
                         cached = await self._blamed(request, prompt, event.usage.cached, timeout_s)
                         if event.choice == 0:
                             _count(cached, event.usage.prompt_tokens)

@@ -1,7 +1,8 @@
 """The engines behind this service, chosen by conversation."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import Any
 
@@ -16,8 +17,10 @@ from services.tokenizer.errors import ContextLengthError, EngineLostError, NoEng
 from services.tokenizer.events import EngineEvent
 from services.tokenizer.generate import GenerationRequest
 from services.tokenizer.rope.prompt_text import TokenIds
+from services.tokenizer.routing import Routing
 
 GET_MODEL_TIMEOUT_S = 5.0
+_ANNOTATE_TIMEOUT_S = 2.0
 _RETRY_AFTER_S = 1.0
 # An engine that is absent, drains or hangs is passed over; anything else it says is meant for the caller.
 _PASSED_OVER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -69,6 +72,21 @@ class Engine:
             return self._stub.Prefill(write_prefill(request, ids), timeout=timeout_s, metadata=metadata)
         return self._stub.Generate(write_generate(request, ids), timeout=timeout_s, metadata=metadata)
 
+    @property
+    def engine_id(self) -> str:
+        """Of the one last described; empty before that."""
+        return "" if self._model is None else self._model.engine_id
+
+    async def annotate(self, routing: Routing, wait_classes: Collection[str]) -> None:
+        """Say what a conversation waits for. A hint: nothing is raised where it does not arrive."""
+        request = engine_pb2.AnnotateRequest(
+            cache_scope=routing.cache_scope, conversation_key=routing.conversation_key, wait_classes=wait_classes
+        )
+        try:
+            await self._stub.Annotate(request, timeout=_ANNOTATE_TIMEOUT_S)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            _log.debug("engine %s did not take a hint: %s", self.address, error)
+
     def forget(self) -> None:
         """Ask for the description again before the next use."""
         self._model = None
@@ -79,6 +97,15 @@ class Engines:
 
     def __init__(self, replicas: Replicas[Engine]) -> None:
         self._replicas = replicas
+        self._hints: set[asyncio.Task[None]] = set()
+
+    def annotate(self, routing: Routing, engine_id: str, wait_classes: Collection[str]) -> None:
+        """Tell the engine that served a turn what its client now waits for. Returns at once, whatever comes of it."""
+        for engine in self._replicas.all():
+            if engine.engine_id == engine_id:
+                hint = asyncio.create_task(engine.annotate(routing, wait_classes))
+                self._hints.add(hint)
+                hint.add_done_callback(self._hints.discard)
 
     async def run(
         self, request: GenerationRequest, ids: TokenIds, timeout_s: float, metadata: Metadata

@@ -42,7 +42,7 @@ def next_victims(tree: PrefixTree, count: int, now_s: float) -> list[Node]:
         known = [n for n in rest if n.owner.wait is not None]
 
         def oldest(nodes: list[Node]) -> list[Node]:
-            return sorted(nodes, key=lambda n: used_s[n])[:1]
+            return sorted(nodes, key=used_s.__getitem__)[:1]
 
         def value(node: Node) -> tuple[float, float]:
             wait = node.owner.wait

@@ -45,7 +45,7 @@ def test_no_count_of_blocks_is_ever_negative():
     owners = [Owner(Owner(EVERYONE)) for _ in range(3)]
     running = []
     for _ in range(600):
-        ids = rng.choices((1, 2), k=rng.randint(1, 30))
+        ids = [rng.randint(1, 2) for _ in range(rng.randint(1, 30))]
         sequence = memory.sequence(ids)
         sequence.owner = rng.choice(owners)
         if cache.attach(sequence, cache.match(sequence).whole_blocks(), len(ids)) is None:
