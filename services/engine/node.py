@@ -14,6 +14,7 @@ class Node:
     """Fields are read by anyone and written by the tree only."""
 
     __slots__ = (
+        "__weakref__",
         "block_id",
         "children",
         "first_token",

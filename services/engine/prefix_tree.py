@@ -14,6 +14,7 @@ Invariant: no cached block has an evicted ancestor.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator
+from weakref import WeakSet
 
 from services.engine.belt import Belt
 from services.engine.match import Match, longest_match
@@ -33,8 +34,10 @@ class PrefixTree:
         self._clock = clock
         self._free_block = free_block
         self._roots: dict[str, Node] = {}
-        self._flushed: list[Node] = []  # roots that nothing is matched from any more
+        # Roots that nothing is matched from any more. Weak: a sequence that waits may still begin behind one.
+        self._flushed: WeakSet[Node] = WeakSet()
         self._belt = Belt()
+        self._pinned: set[Node] = set()
         self._protected: dict[Hashable, Node] = {}
 
     def root(self, cache_scope: str) -> Node:
@@ -55,13 +58,12 @@ class PrefixTree:
             root = self._roots.pop(scope, None)
             if root is None:
                 continue
-            self._flushed.append(root)
+            self._flushed.add(root)
             for leaf in [node for node in self._below([root]) if not node.children]:
                 node = leaf
                 while (above := node.parent) is not None and not node.children and not node.num_pins:
                     self._remove(node)
                     node = above
-        self._flushed = [root for root in self._flushed if root.children or root.num_pins]
         return before - self.num_blocks
 
     def is_flushed(self, cache_scope: str, root: Node) -> bool:
@@ -75,12 +77,15 @@ class PrefixTree:
     def pin(self, node: Node) -> None:
         """Keep ``node`` and its ancestors."""
         node.num_pins += 1
+        self._pinned.add(node)
         self._belt.take_off(node)
 
     def unpin(self, node: Node) -> None:
         """Undo one pin and mark the node as used now."""
         assert node.num_pins > 0, "unpin without pin"
         node.num_pins -= 1
+        if not node.num_pins:
+            self._pinned.discard(node)
         node.last_used_s = self._clock()
         self._settle(node)
 
@@ -182,11 +187,13 @@ class PrefixTree:
         return freed
 
     def num_evictable(self) -> int:
-        """Blocks that eviction could free, were it to go on: those that no pin protects. Walks the tree."""
-        kept: set[int] = set()
-        for node in self.nodes():
-            if node.num_pins:
-                kept.update(id(ancestor) for ancestor in self.path(node))
+        """Blocks that eviction could free, were it to go on: those that no pin keeps. Walks what pins keep."""
+        kept: set[Node] = set()
+        for pinned in self._pinned:
+            node = pinned
+            while node.parent is not None and node not in kept:
+                kept.add(node)
+                node = node.parent
         return self.num_blocks - len(kept)
 
     def oldest_s(self) -> float | None:
@@ -224,7 +231,7 @@ class PrefixTree:
             assert node.num_tokens == self.block_tokens or not node.children, "a tail with children"
             assert node.parent is not None
             assert node in node.parent.children[node.token_ids[:TOKEN_BYTES]]
-            assert node.num_pins >= 0
+            assert (node.num_pins > 0) == (node in self._pinned)
             assert node.num_protections == sum(held is node for held in self._protected.values())
             is_leaf = not node.children and node.num_pins == 0
             assert is_leaf == (node in self._belt), "eviction sees the unpinned leaves and nothing else"

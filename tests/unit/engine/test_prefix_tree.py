@@ -123,8 +123,11 @@ def test_the_belt_does_not_grow_with_use(memory: Memory):
 
 
 def admit(memory: Memory, ids: list[int]) -> Sequence:
-    sequence = memory.sequence(ids)
-    copies = memory.cache.attach(sequence, memory.cache.match(sequence), len(ids))
+    return admit_sequence(memory, memory.sequence(ids))
+
+
+def admit_sequence(memory: Memory, sequence: Sequence) -> Sequence:
+    copies = memory.cache.attach(sequence, memory.cache.match(sequence), sequence.num_tokens)
     assert copies is not None
     memory.copy(copies)
     for copy in copies:
@@ -180,3 +183,17 @@ def test_a_flush_frees_what_nobody_uses_and_hides_the_rest(memory: Memory):
     assert cached(memory, [1] * 10) == 0
     assert memory.tree.evict(memory.pool.num_blocks) > 0
     assert memory.tree.num_blocks == 0
+
+
+def test_what_begins_behind_a_flushed_root_is_seen_however_late(memory: Memory):
+    held = admit(memory, [1] * 10)
+    memory.tree.flush(["a"])
+    memory.cache.release(held, 0)
+    memory.tree.flush(["b"])
+    again = admit_sequence(memory, held)
+    memory.compute(again, 0, 10)
+    again.num_computed = 10
+    memory.cache.publish(again)
+    memory.check_accounts([again])
+    memory.cache.release(again, 0)
+    memory.check_accounts([])
