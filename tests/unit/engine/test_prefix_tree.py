@@ -197,3 +197,32 @@ def test_what_begins_behind_a_flushed_root_is_seen_however_late(memory: Memory):
     memory.check_accounts([again])
     memory.cache.release(again, 0)
     memory.check_accounts([])
+
+
+def test_what_a_waiting_request_would_hit_is_evicted_last_but_not_never(memory: Memory):
+    store(memory, [1] * 10)
+    store(memory, [2] * 8)
+    waiting = memory.sequence([1] * 9 + [5])
+    memory.cache.protect(waiting, memory.cache.match(waiting))
+    assert memory.tree.evict(2) == 2
+    assert (cached(memory, [1] * 10), cached(memory, [2] * 8)) == (10, 0)
+    assert memory.tree.evict(1) == 1
+    store(memory, [3] * 8)
+    assert memory.tree.evict(2) == 2
+    assert (cached(memory, [1] * 10), cached(memory, [3] * 8)) == (8, 0), "what is left of it is protected still"
+    memory.cache.unprotect(waiting)
+    store(memory, [3] * 8)
+    memory.tree.evict(1)
+    assert (cached(memory, [1] * 10), cached(memory, [3] * 8)) == (4, 8)
+    memory.check_accounts([])
+
+
+def test_a_request_that_is_admitted_needs_no_protection_any_more(memory: Memory):
+    store(memory, [1] * 10)
+    waiting = memory.sequence([1] * 10 + [5])
+    memory.cache.protect(waiting, memory.cache.match(waiting))
+    admit_sequence(memory, waiting)
+    memory.cache.release(waiting, 0)
+    store(memory, [2] * 4)
+    assert memory.tree.evict(3) == 3
+    assert (cached(memory, [1] * 10), cached(memory, [2] * 4)) == (0, 4)
