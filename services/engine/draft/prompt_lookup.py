@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from services.engine.prefix_tree import TOKEN_BYTES
+from services.engine.node import TOKEN_BYTES
 
 MAX_AGREEMENT = 16
 """Tokens before two places that are compared: which of two places agrees for longer still tells nothing."""
