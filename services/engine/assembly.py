@@ -165,13 +165,13 @@ def _load(config: EngineConfig) -> _Loaded:
     started_s = time.monotonic()
     try:
         vocabulary = load_vocabulary(config.model)
-        model = load_model(config.model, "cpu", config.threads)
+        model = load_model(config.model, "cpu", config.threads, config.weights)
         layout, _ = probe(model)
         identity = ModelIdentity(
             model_type=model.model_type,
             weights_fingerprint=weights_fingerprint(config.model),
             tokenizer_fingerprint=tokenizer_fingerprint(config.model),
-            weight_format=str(model.dtype).removeprefix("torch."),
+            weight_format=model.weight_format,
         )
     except (VocabularyError, ModelLoadError) as error:
         raise ModelUnusable(str(error)) from None

@@ -28,6 +28,11 @@ class EngineConfig(ServerSettings):
     drafts: str = setting(
         "on", help="guess tokens that repeat what came before; the output is the same", choices=("on", "off")
     )
+    weights: str = setting(
+        "auto",
+        help="how weights are held: fp16 is half the memory and faster, arithmetic is fp32; auto: fp16 where it fits",
+        choices=("auto", "fp16", "fp32"),
+    )
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
     loop_guard: str = setting(

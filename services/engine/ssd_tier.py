@@ -29,7 +29,7 @@ from services.engine.tiles import Owner
 from services.identity import PAGE_TOKENS, page_key_secret, page_keys, state_namespace
 
 _PAGE_FORMAT = 2
-_NUMERICS = "paged-2"
+_NUMERICS = "paged-3"
 _MIN_DEADLINE_S = 1.0
 _PATIENCE = 2.0
 """Times the cost of computing a prefix again that a restore of it may take before it is given up."""

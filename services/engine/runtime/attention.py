@@ -5,8 +5,8 @@ hands the layer's packed projections to the step object that travels through the
 arguments. Two implementations answer the same question: `attend_runs` reads runs of the pools in
 place (CPU), `attend_gathered` copies the context together (any device, and the tests' oracle).
 
-Shapes: query [1, heads, T, dim], key and value [1, kv_heads, T, dim] are the step's own T packed
-tokens; pools are [kv_heads, slots, dim]; results are [1, T, heads, dim].
+Shapes in transformers' layers: query [1, heads, T, dim], key and value [1, kv_heads, T, dim] are the
+step's own T packed tokens; pools are [kv_heads, slots, dim]; results are [1, T, heads, dim].
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,6 @@ from services.engine.runtime.plan import RowPlan, StepPlan
 from services.engine.runtime.runs import slots_of
 
 ATTENTION_NAME = "fencepost_paged"
-
-# Returns the output and each query's log-sum-exp. Unlike scaled_dot_product_attention it takes
-# the run views as they are, and the log-sum-exp is what makes partial results mergeable.
-_flash = cast(
-    Callable[..., tuple[torch.Tensor, torch.Tensor]],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # pyright: ignore
-)
 
 
 class AttentionStep(Protocol):
@@ -89,46 +82,54 @@ def attend_runs(
     value: torch.Tensor,
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
-    rows: Sequence[RowPlan],
+    rows: list[RowPlan],
     scale: float,
 ) -> torch.Tensor:
     """Attend each row to its runs in place and to its own tokens causally; CPU only.
 
-    The query heads of one key head are folded into the query axis, so that they share one pass
+    Token-major, as layers compute: query is [T, heads, dim], key and value [T, kv_heads, dim], the result
+    [T, heads * dim]. The query heads of one key head are folded into the query axis, so that they share one pass
     over the keys. Partial results merge by log-sum-exp. The pools must already hold the state of
-    single-token rows.
+    single-token rows. Can be compiled with torch.jit.script.
     """
-    _, num_heads, num_packed, dim = query.shape
+    _, num_heads, dim = query.shape
     num_groups = key.shape[1]
     group = num_heads // num_groups
-    output = query.new_empty(1, num_packed, num_heads, dim)
-    for row in rows:
-        first, num_tokens = row.first, row.num_tokens
-        own_query = query[0].narrow(1, first, num_tokens)
+    outputs: list[torch.Tensor] = []
+    for first, num_tokens, context in rows:
+        own_query = query.narrow(0, first, num_tokens).transpose(0, 1)
         folded = own_query.reshape(1, num_groups, group * num_tokens, dim)
-        grouped = (num_groups, group, num_tokens)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
-        for run_first, run_stop in row.context:
+        for run_first, run_stop in context:
             keys = key_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
             values = value_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
-            part, weight = _flash(folded, keys, values, 0.0, False, scale=scale)
-            merged = _merge(merged, part.view(*grouped, dim), weight.view(grouped))
+            merged = _merge(merged, _flash(folded, keys, values, False, scale))
         if num_tokens > 1:
             # Key heads take the batch axis: a stride of zero repeats them without a copy.
-            keys = key[0].narrow(1, first, num_tokens).unsqueeze(1).expand(*grouped, dim)
-            values = value[0].narrow(1, first, num_tokens).unsqueeze(1).expand(*grouped, dim)
-            part, weight = _flash(folded.view(*grouped, dim), keys, values, 0.0, True, scale=scale)
-            merged = _merge(merged, part, weight)
+            grouped = (num_groups, group, num_tokens, dim)
+            keys = key.narrow(0, first, num_tokens).transpose(0, 1).unsqueeze(1).expand(grouped)
+            values = value.narrow(0, first, num_tokens).transpose(0, 1).unsqueeze(1).expand(grouped)
+            output, weight = _flash(folded.view(grouped), keys, values, True, scale)
+            own = (output.reshape(folded.shape), weight.reshape(1, num_groups, group * num_tokens))
+            merged = _merge(merged, own)
         assert merged is not None, "a row sees at least its own token"
-        target = output[0].narrow(0, first, num_tokens).view(num_tokens, num_groups, group, dim)
-        target.copy_(merged[0].permute(2, 0, 1, 3))
-    return output
+        by_token = merged[0].view(num_heads, num_tokens, dim).transpose(0, 1)
+        outputs.append(by_token.reshape(num_tokens, num_heads * dim))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Returns the output and each query's log-sum-exp. Unlike scaled_dot_product_attention it takes the run views as
+    # they are, and the log-sum-exp is what makes partial results mergeable.
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, attn_mask=None, scale=scale
+    )
 
 
 def _merge(
-    merged: tuple[torch.Tensor, torch.Tensor] | None,
-    part: torch.Tensor,
-    weight: torch.Tensor,
+    merged: tuple[torch.Tensor, torch.Tensor] | None, part: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine two partial softmaxes, given as (output, log-sum-exp).
 
@@ -136,10 +137,11 @@ def _merge(
     difference is never inf − inf. Only the difference is exponentiated: no overflow.
     """
     if merged is None:
-        return part, weight
+        return part
     output, total = merged
+    other, weight = part
     share = torch.sigmoid(weight - total).unsqueeze(-1)
-    return torch.lerp(output, part, share), torch.logaddexp(total, weight)
+    return torch.lerp(output, other, share), torch.logaddexp(total, weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
+LAYER_TIMEOUT_S = 1.0
+"""How long a forward waits for one layer: everything else waits for the forward."""
+
 
 class LayersMissing(Exception):
     """A layer did not come: the state is shorter than was hoped for, or late. Nothing of the forward may be used."""

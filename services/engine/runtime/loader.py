@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from services.engine.runtime.attention import ATTENTION_NAME, AttentionStep
 from services.engine.runtime.errors import ModelLoadError, UnsupportedModelError
-from services.engine.runtime.linears import pack_linears
+from services.engine.runtime.fused import FusedDecoder, can_fuse
+from services.engine.runtime.linears import can_pack, not_half, pack_linears
 from services.engine.runtime.weights import check_weight_files, read_json
 
 SUPPORTED_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -50,13 +51,16 @@ class CausalNetwork(Protocol):
 class LoadedModel:
     """A model in evaluation mode on one device.
 
+    dtype: of what is computed and kept. weight_format: "fp32", "fp16" (matrices rounded, arithmetic in float32), or
+    off CPU the dtype's name.
     context_tokens: positions it was made for. eos_token_ids: any of them ends a turn.
     """
 
-    network: CausalNetwork
+    network: CausalNetwork | FusedDecoder
     model_type: str
     device: torch.device
     dtype: torch.dtype
+    weight_format: str
     context_tokens: int
     eos_token_ids: frozenset[int]
 
@@ -85,10 +89,13 @@ class _Network(CausalNetwork, Protocol):
     def requires_grad_(self, requires_grad: bool) -> "_Network": ...
 
 
-def load_model(model_dir: Path, device: str | torch.device = "cpu", num_threads: int | None = None) -> LoadedModel:
-    """Load the model; on CPU always in float32, elsewhere in the dtype its config names.
+def load_model(
+    model_dir: Path, device: str | torch.device = "cpu", num_threads: int | None = None, weights: str = "auto"
+) -> LoadedModel:
+    """Load the model; on CPU it computes in float32, elsewhere in the dtype its config names.
 
     num_threads: threads of torch's operators in this process; None keeps torch's choice.
+    weights: how matrices are held on CPU, "fp32" or "fp16"; "auto" is fp16 where that costs no more than rounding.
     Raises ModelLoadError naming the file that is missing, truncated or does not fit, and
     UnsupportedModelError for models that need another runtime.
     """
@@ -113,16 +120,40 @@ def load_model(model_dir: Path, device: str | torch.device = "cpu", num_threads:
     _check_config(config_path, config)
     network = _load_network(model_dir, config, "float32" if device.type == "cpu" else "auto")
     network = network.to(device).eval().requires_grad_(False)
+    dtype, eos_token_ids = network.dtype, _as_ids(network.generation_config.eos_token_id)
+    weight_format = str(dtype).removeprefix("torch.")
+    fused = None
     if device.type == "cpu":
-        pack_linears(cast(torch.nn.Module, network))
+        weight_format = _weight_format(model_dir, cast(torch.nn.Module, network), weights)
+        if can_pack(weight_format):
+            if can_fuse(network):
+                fused = FusedDecoder(network, weight_format)
+            else:
+                pack_linears(cast(torch.nn.Module, network), weight_format)
     return LoadedModel(
-        network=network,
+        network=fused or network,
         model_type=config.model_type,
         device=device,
-        dtype=network.dtype,
+        dtype=dtype,
+        weight_format=weight_format,
         context_tokens=config.max_position_embeddings,
-        eos_token_ids=_as_ids(network.generation_config.eos_token_id),
+        eos_token_ids=eos_token_ids,
     )
+
+
+def _weight_format(model_dir: Path, network: torch.nn.Module, asked: str) -> str:
+    if asked == "fp32":
+        return "fp32"
+    problem = None
+    if not can_pack("fp16"):
+        problem = "torch has no fp16 layers on this processor"
+    elif (name := not_half(network)) is not None:
+        problem = f"{name} has numbers that fp16 cannot hold"
+    if problem is None:
+        return "fp16"
+    if asked == "fp16":
+        raise UnsupportedModelError(f"{model_dir}: no weights in fp16: {problem}")
+    return "fp32"
 
 
 def _check_raw_config(config_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runtime A: paged, packed attention on unmodified transformers models.
+"""Runtime A: paged, packed attention on transformers models, fused ones on CPU and unmodified ones elsewhere.
 
 It owns the pools and knows nothing of who uses which block: schedulers and trees above it deal
 in block ids, kvstore in the byte spans read and written here.
@@ -12,15 +12,13 @@ import torch
 
 from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows
 from services.engine.runtime.batch import Batch
-from services.engine.runtime.gate import LayerGate
+from services.engine.runtime.fused import FusedDecoder
+from services.engine.runtime.gate import LAYER_TIMEOUT_S, LayerGate
 from services.engine.runtime.loader import LoadedModel
 from services.engine.runtime.plan import StepPlan, plan_step
 from services.engine.runtime.pools import allocate_pools
 from services.engine.runtime.probe import probe
 from services.engine.runtime.runs import Run, slot_runs
-
-_LAYER_TIMEOUT_S = 1.0
-"""How long a forward waits for one layer: everything else waits for the forward."""
 
 
 class PagedRuntime:
@@ -54,7 +52,7 @@ class PagedRuntime:
             )
             for channel in self.layout.channels
         ]
-        self._pools = tuple(zip(*pools_by_channel, strict=True))
+        self._pools = list(zip(*pools_by_channel, strict=True))
         # The same memory as bytes, for those who copy state: making such views costs more than a copy of one block.
         self._bytes = tuple(
             tuple(pool.view(torch.uint8).numpy() if pool.device.type == "cpu" else None for pool in layer)
@@ -81,9 +79,12 @@ class PagedRuntime:
         Cost: linears over all tokens together, attention row by row.
         """
         plan = plan_step(batch, self.block_tokens, self._model.device)
+        network = self._model.network
+        if isinstance(network, FusedDecoder):
+            return network.logits(plan, self._pools, batch.gate)
         step = _PoolStep(plan, self._pools, self._model.device, batch.gate)
         with torch.inference_mode():
-            logits = self._model.network(
+            logits = network(
                 input_ids=plan.token_ids,
                 position_ids=plan.positions,
                 use_cache=False,
@@ -176,7 +177,7 @@ class _PoolStep:
     def __init__(
         self,
         plan: StepPlan,
-        pools: tuple[tuple[torch.Tensor, ...], ...],
+        pools: list[tuple[torch.Tensor, ...]],
         device: torch.device,
         gate: LayerGate | None,
     ) -> None:
@@ -194,10 +195,12 @@ class _PoolStep:
         scale: float,
     ) -> torch.Tensor:
         if self._gate is not None:
-            self._gate.wait(layer, _LAYER_TIMEOUT_S)
+            self._gate.wait(layer, LAYER_TIMEOUT_S)
         key_pool, value_pool = self._pools[layer]
         key_pool.index_copy_(1, self._plan.slots, key[0])
         value_pool.index_copy_(1, self._plan.slots, value[0])
         if self._gathered is None:
-            return attend_runs(query, key, value, key_pool, value_pool, self._plan.rows, scale)
+            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            attended = attend_runs(query, key, value, key_pool, value_pool, self._plan.rows, scale)
+            return attended.view(1, *query.shape)
         return attend_gathered(query, key_pool, value_pool, self._gathered, scale)

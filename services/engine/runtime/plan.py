@@ -1,6 +1,7 @@
 """A step's plan: the index arithmetic of a batch, done once and used by every layer."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,9 +10,8 @@ from services.engine.runtime.batch import Batch
 from services.engine.runtime.runs import Run, slot_runs, slots_of
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """One row of the packed token axis.
+class RowPlan(NamedTuple):
+    """One row of the packed token axis; a type that compiled functions can take.
 
     first, num_tokens: the row's tokens are packed[first : first + num_tokens].
     context: pool runs that every token of the row sees whole. A single-token row has its own
@@ -20,7 +20,7 @@ class RowPlan:
 
     first: int
     num_tokens: int
-    context: tuple[Run, ...]
+    context: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StepPlan:
     positions: torch.Tensor
     slots: torch.Tensor
     logits_at: torch.Tensor
-    rows: tuple[RowPlan, ...]
+    rows: list[RowPlan]
 
 
 def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan:
@@ -57,7 +57,7 @@ def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan
         written += slot_runs(row.block_ids, row.start, num_tokens, block_tokens)
         num_context = row.start + 1 if num_tokens == 1 else row.start
         context = slot_runs(row.block_ids, 0, num_context, block_tokens)
-        rows.append(RowPlan(num_packed, num_tokens, context))
+        rows.append(RowPlan(num_packed, num_tokens, list(context)))
         positions.append((row.start, row.start + num_tokens))
         num_packed += num_tokens
         logits_at += range(num_packed - row.num_logits, num_packed)
@@ -67,5 +67,5 @@ def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan
         positions=torch.as_tensor(slots_of(positions), device=device).unsqueeze(0),
         slots=torch.as_tensor(slots_of(written), device=device),
         logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
-        rows=tuple(rows),
+        rows=rows,
     )

@@ -7,6 +7,7 @@ one tiny forward is asked instead: it shows each layer's keys and values as atte
 import torch
 
 from services.engine.runtime.errors import UnsupportedModelError
+from services.engine.runtime.fused import FusedDecoder
 from services.engine.runtime.layout import Channel, StateLayout
 from services.engine.runtime.loader import LoadedModel
 
@@ -39,6 +40,8 @@ def probe(model: LoadedModel) -> tuple[StateLayout, int]:
 
     Raises UnsupportedModelError if its layers differ or don't all go through paged attention.
     """
+    if isinstance(model.network, FusedDecoder):
+        return model.network.layout, model.network.vocab_size
     step = _ProbeStep()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     with torch.inference_mode():

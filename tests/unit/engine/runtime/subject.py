@@ -28,7 +28,7 @@ class Subject:
 
     @classmethod
     def load(cls, model_dir: Path, *, num_blocks: int, tolerance: float) -> "Subject":
-        runtime = PagedRuntime(load_model(model_dir), num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
+        runtime = PagedRuntime(load_model(model_dir, weights="fp32"), num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
         oracle = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         ).eval()

@@ -61,8 +61,9 @@ def test_runs_equal_gathering(
         pools[:, :, row.slots] = torch.randn(shape, generator=torch_rng)
     key, value = pools[:, None, :, plan.slots]
 
-    fast = attend_runs(query, key, value, pools[0], pools[1], plan.rows, dim**-0.5)
-    slow = attend_gathered(query, pools[0], pools[1], gathered_rows(plan), dim**-0.5)
+    own_query, own_key, own_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    fast = attend_runs(own_query, own_key, own_value, pools[0], pools[1], plan.rows, dim**-0.5)
+    slow = attend_gathered(query, pools[0], pools[1], gathered_rows(plan), dim**-0.5)[0].flatten(1)
     torch.testing.assert_close(fast, slow, atol=2e-5 * spread, rtol=1e-5)
 
 
