@@ -108,9 +108,10 @@ class FusedDecoder:
 
     def __init__(self, network: Any, weight_format: str) -> None:
         """Takes the network apart; nothing of it can be used afterwards."""
-        body = network.model
-        embedding = body.embed_tokens.weight.detach()
-        self._embedding = HalfEmbedding(embedding) if weight_format == "fp16" else body.embed_tokens
+        body, is_half = network.model, weight_format == "fp16"
+        embedding: torch.Tensor = body.embed_tokens.weight.detach()
+        # A copy: one tensor that is left of a mapped file keeps all of it in memory.
+        self._embedding = HalfEmbedding(embedding) if is_half else torch.nn.Embedding.from_pretrained(embedding.clone())
         self.vocab_size = int(network.lm_head.out_features)
         self._head = packed((dense(network.lm_head),), weight_format)
         del network.lm_head, body.embed_tokens, embedding

@@ -112,8 +112,11 @@ def not_half(network: torch.nn.Module) -> str | None:
         if weight.dim() < 2 or weight.data_ptr() in seen:
             continue
         seen.add(weight.data_ptr())
-        error = weight.to(torch.float16).to(torch.float32).sub_(weight)
-        if not error.square().sum() <= _MAX_ROUNDING**2 * weight.square().sum():
+        error = size = 0.0
+        for rows in weight.split(1024):
+            error += float((rows.to(torch.float16).to(torch.float32) - rows).square().sum())
+            size += float(rows.square().sum())
+        if not error <= _MAX_ROUNDING**2 * size:
             return name
     return None
 

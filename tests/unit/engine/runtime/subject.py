@@ -18,7 +18,7 @@ BLOCK_TOKENS = 16
 
 @dataclass
 class Subject:
-    """One model, loaded twice. `tolerance` bounds |Δlogit|."""
+    """One model, loaded twice, in fp16 with the same rounded matrices. `tolerance` bounds |Δlogit|."""
 
     runtime: PagedRuntime
     oracle: Any
@@ -27,11 +27,15 @@ class Subject:
     next_block: int = 0
 
     @classmethod
-    def load(cls, model_dir: Path, *, num_blocks: int, tolerance: float) -> "Subject":
-        runtime = PagedRuntime(load_model(model_dir, weights="fp32"), num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
+    def load(cls, model_dir: Path, *, num_blocks: int, tolerance: float, weights: str = "fp32") -> "Subject":
+        runtime = PagedRuntime(load_model(model_dir, weights=weights), num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
         oracle = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         ).eval()
+        if weights == "fp16":
+            oracle.requires_grad_(False)
+            for matrix in (parameter for parameter in oracle.parameters() if parameter.dim() > 1):
+                matrix.copy_(matrix.to(torch.float16))
         return cls(runtime, oracle, tolerance)
 
     def reset(self) -> None:
