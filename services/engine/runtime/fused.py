@@ -16,7 +16,7 @@ import torch
 from services.engine.runtime.attention import attend_runs
 from services.engine.runtime.gate import LAYER_TIMEOUT_S, LayerGate
 from services.engine.runtime.layout import Channel, StateLayout
-from services.engine.runtime.linears import Dense, HalfEmbedding, dense, packed
+from services.engine.runtime.linears import Dense, dense, packed
 from services.engine.runtime.plan import RowPlan, StepPlan
 
 # The modules that are known to compute what is computed here, by their configurations checked below.
@@ -111,7 +111,7 @@ class FusedDecoder:
         body, is_half = network.model, weight_format == "fp16"
         embedding: torch.Tensor = body.embed_tokens.weight.detach()
         # A copy: one tensor that is left of a mapped file keeps all of it in memory.
-        self._embedding = HalfEmbedding(embedding) if is_half else torch.nn.Embedding.from_pretrained(embedding.clone())
+        self._embedding = embedding.to(torch.float16) if is_half else embedding.clone()
         self.vocab_size = int(network.lm_head.out_features)
         self._head = packed((dense(network.lm_head),), weight_format)
         del network.lm_head, body.embed_tokens, embedding
@@ -134,7 +134,7 @@ class FusedDecoder:
         """[wanted rows, vocab_size] in float32, owned by the caller. Raises LayersMissing."""
         num_layers = self.layout.num_layers
         with torch.inference_mode():
-            hidden = self._embedding(plan.token_ids[0])
+            hidden = torch.nn.functional.embedding(plan.token_ids[0], self._embedding).to(torch.float32)
             angles = plan.positions[0].to(torch.float32).view(-1, 1, 1) * self._inverse_frequencies
             cos, sin = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -113,7 +113,8 @@ def not_half(network: torch.nn.Module) -> str | None:
             continue
         seen.add(weight.data_ptr())
         error = size = 0.0
-        for rows in weight.split(1024):
+        for first in range(0, len(weight), 1024):
+            rows = weight[first : first + 1024]
             error += float((rows.to(torch.float16).to(torch.float32) - rows).square().sum())
             size += float(rows.square().sum())
         if not error <= _MAX_ROUNDING**2 * size:
