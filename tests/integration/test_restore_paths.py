@@ -165,8 +165,13 @@ async def test_whatever_a_store_sends_wrong_shortens_the_hit(store: str, model: 
     assert answer.ids == await cold(model, [*ids, 9], 5)
 
 
-async def test_a_restore_that_takes_far_longer_than_computing_is_given_up(store: str, model: Path):
-    ids = prompt(7, 1_200)
+def costly_model(folder: Path) -> Path:
+    """Large enough for computing to cost something."""
+    return write_tiny_engine_model(folder / "wider", num_hidden_layers=12, hidden_size=128, intermediate_size=512)
+
+
+async def test_a_restore_that_takes_far_longer_than_computing_is_given_up(store: str, tmp_path: Path):
+    ids, model = prompt(7, 1_200), costly_model(tmp_path)
     await stored(store, model, ids)
     async with (
         run_slow_store(store, bytes_per_s=20_000) as (_, address),
@@ -180,8 +185,7 @@ async def test_a_restore_that_takes_far_longer_than_computing_is_given_up(store:
 
 
 async def test_by_cost_a_slow_store_is_left_alone_and_a_fast_one_is_used(store: str, tmp_path: Path):
-    # Large enough for computing to cost something.
-    model = write_tiny_engine_model(tmp_path / "wider", num_hidden_layers=12, hidden_size=128, intermediate_size=512)
+    model = costly_model(tmp_path)
     prompts = [prompt(20 + seed, 1_000) for seed in range(4)]
     async with run_engine(model, store, vram_bytes=2**26) as engine:
         for ids in prompts:
