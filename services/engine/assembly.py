@@ -33,6 +33,7 @@ from services.engine.snapshot_writer import SnapshotWriter
 from services.engine.ssd_tier import ModelIdentity, SsdTier
 from services.engine.staging import Staging
 from services.engine.store_client import StoreClient
+from services.engine.waiting import AdmissionPolicy
 from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
@@ -77,6 +78,12 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
             rules,
             step_tokens=config.step_tokens,
             max_running=config.max_running,
+            policy=AdmissionPolicy(
+                is_by_prefix=config.admission == "lpm",
+                is_gated=config.working_set_gate,
+                patience_s=config.patience_s,
+                max_overtaken=config.max_overtaken,
+            ),
             is_worth_restoring=(lambda resident, stored: True) if tier is None else tier.is_worth_restoring,
             was_cached=lambda sequence, at_token: _was_cached(seen, keys, sequence, at_token),
         )

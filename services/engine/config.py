@@ -25,6 +25,16 @@ class EngineConfig(ServerSettings):
     step_tokens: int = setting(512, help="tokens computed in one step", minimum=1)
     max_running: int = setting(16, help="requests computed at once", minimum=1)
     max_waiting: int = setting(256, help="requests that may wait; more are refused", minimum=1)
+    admission: str = setting(
+        "lpm",
+        help="which waiting request is next: that with the longest cached prefix, or the first come",
+        choices=("lpm", "fcfs"),
+    )
+    working_set_gate: bool = setting(
+        True, help="hold new sessions back while those that were active lately need the memory"
+    )
+    patience_s: float = setting(60.0, help="seconds after which a waiting request is passed by nobody", minimum=0)
+    max_overtaken: int = setting(64, help="later requests that may pass a waiting one", minimum=0)
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
     restore: str = setting(

@@ -2,9 +2,9 @@
 
     plan = scheduler.schedule(); sampled = runner.run(plan); scheduler.commit(plan, sampled)
 
-A waiting request gets blocks for its whole prompt at once or none at all, so nothing holds a part while it waits for
-another. A decode that cannot grow preempts the youngest running sequence, which keeps its cached blocks and its place
-at the head of the queue. The oldest running sequence is never preempted, so some request always makes progress.
+Who waits and who is admitted is decided in ``admission.py``. A decode that cannot grow preempts the youngest running
+sequence, background ones before all others; it keeps its cached blocks and its place at the head of the queue. The
+oldest one, interactive if there is any, is never preempted, so some request always makes progress.
 
 The further choices of a request are queued when its prompt is computed. Each is admitted with room of its own, and
 nothing is kept for it before: it may have to wait for room, but nobody waits for it.
@@ -13,18 +13,18 @@ nothing is kept for it before: it may have to wait for room, but nobody waits fo
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from services.engine.admission import Admission
 from services.engine.cache_manager import BlockCopy, CacheManager
 from services.engine.prefix_tree import Node
 from services.engine.request import (
-    Admitted,
     Failed,
     Finished,
     FinishReason,
     MissReason,
+    Priority,
     Progress,
     Sampled,
     Tier,
@@ -32,6 +32,7 @@ from services.engine.request import (
 )
 from services.engine.runtime.gate import LayerGate
 from services.engine.sequence import Sequence, State
+from services.engine.waiting import DEFAULT_POLICY, AdmissionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +86,34 @@ class Scheduler:
         *,
         step_tokens: int,
         max_running: int,
+        policy: AdmissionPolicy = DEFAULT_POLICY,
         is_worth_restoring: Callable[[int, int], bool] = lambda resident, stored: True,
         was_cached: Callable[[Sequence, int], bool] = lambda sequence, at_token: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``is_worth_restoring`` is told a prompt's resident and stored tokens; ``was_cached`` says whether more of a
         prompt than its first tokens was cached once."""
-        self.waiting: deque[Sequence] = deque()
         self.restoring: list[Sequence] = []
         self.running: list[Sequence] = []  # oldest admission first
         self.cache = cache
         self._rules = rules
         self._step_tokens = step_tokens
-        self._max_running = max_running
-        self._is_worth_restoring = is_worth_restoring
-        self._was_cached = was_cached
+        self.max_running = max_running
         self._clock = clock
+        self.admission = Admission(
+            cache,
+            policy,
+            context_tokens=rules.context_tokens,
+            max_running=max_running,
+            is_worth_restoring=is_worth_restoring,
+            was_cached=was_cached,
+            clock=clock,
+        )
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Every sequence that has none, about in order of admission."""
+        return self.admission.waiting
 
     @property
     def attached(self) -> list[Sequence]:
@@ -110,17 +123,24 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Choices that wait: for admission, or for the prompt that they share."""
-        return len(self.waiting) + sum(s.num_to_follow for s in (*self.waiting, *self.attached))
+        return self.num_queued_of(Priority.INTERACTIVE, Priority.BACKGROUND)
+
+    def num_queued_of(self, *classes: Priority) -> int:
+        """Those of requests of some classes."""
+        waiting = [s for s in self.waiting if s.request.priority in classes]
+        attached = (s for s in self.attached if s.request.priority in classes)
+        return len(waiting) + sum(s.num_to_follow for s in (*waiting, *attached))
 
     @property
     def backlog_tokens(self) -> int:
         """Prompt tokens still to compute, waiting ones included; once for all choices of a request."""
-        first = (s for s in (*self.waiting, *self.running) if s.choice == 0)
-        return sum(max(0, s.num_prompt - s.num_computed) for s in first)
+        running = sum(max(0, s.num_prompt - s.num_computed) for s in self.running if s.choice == 0)
+        waiting = (min(s.num_prompt, self.admission.num_uncached(s)) for s in self.waiting if s.choice == 0)
+        return running + sum(waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The caller has checked that it can ever fit."""
-        self.waiting.append(sequence)
+        self.admission.add(sequence)
 
     def schedule(self) -> Plan:
         """The next step; empty rows mean that there is nothing to compute now."""
@@ -207,19 +227,17 @@ class Scheduler:
             sequence = row.sequence
             self.running.remove(sequence)
             sequence.state = State.FINISHED
-            self.cache.release(sequence, sequence.num_computed)
+            self._release(sequence, sequence.num_computed)
             sequence.outbox.put(Failed(message))
 
     def move_to_roots(self, cache_scopes: Collection[str]) -> None:
         """After a flush of scopes: those that wait find nothing of what was there before."""
-        for sequence in self.waiting:
-            if sequence.request.cache_scope in cache_scopes:
-                sequence.root = self.cache.tree.root(sequence.request.cache_scope)
+        self.admission.move_to_roots(cache_scopes)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence wherever it stands (but not while a restore writes to its blocks)."""
         if sequence.state is State.WAITING:
-            self.waiting.remove(sequence)
+            self.admission.remove(sequence)
             sequence.state = State.FINISHED
             sequence.outbox.put(self._finished(sequence, reason))
         elif sequence.state is State.RUNNING:
@@ -231,41 +249,43 @@ class Scheduler:
 
     def _room_for(self, sequence: Sequence) -> bool:
         """Let a decode grow, preempting the youngest others until it can; False when it had to give way itself."""
+        if not self.admission.may_grow(sequence):
+            self._preempt(sequence)
+            return False
         while not self.cache.grow(sequence, sequence.num_tokens):
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+            victim = self._youngest_background() or self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
                 return False
         return True
 
+    def _youngest_background(self) -> Sequence | None:
+        return next((s for s in reversed(self.running) if s.request.is_background), None)
+
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.cache.release(sequence, sequence.num_tokens)
+        self._release(sequence, sequence.num_tokens)
         sequence.state = State.WAITING
-        self.waiting.appendleft(sequence)
+        self.admission.put_back([sequence])
+
+    def _release(self, sequence: Sequence, num_tokens: int) -> Node:
+        self.admission.left(sequence)
+        return self.cache.release(sequence, num_tokens)
 
     def _admit(self) -> tuple[list[BlockCopy], list[Sequence]]:
         copies: list[BlockCopy] = []
         restores: list[Sequence] = []
-        while self.waiting and len(self.running) + len(self.restoring) < self._max_running:
-            sequence = self.waiting[0]
-            match = self.cache.match(sequence)
-            in_vram = match.num_tokens(self.cache.block_tokens)
-            stored = sequence.stored_tokens
-            has_more = not sequence.was_admitted and stored > in_vram
-            restores_more = has_more and self._is_worth_restoring(in_vram, stored)
-            if restores_more:
-                match = match.whole_blocks()
-            # Room for one more block than the prompt: a sequence that cannot decode at all is not worth admitting.
-            room = min(sequence.num_tokens + self.cache.block_tokens, self._rules.context_tokens)
-            made = self.cache.attach(sequence, match, room)
-            if made is None:
-                break
-            copies += made
-            self.waiting.popleft()
-            is_skipped = has_more and not restores_more
-            self._admitted(sequence, stored if restores_more else 0, is_fork=match.is_fork, is_skipped=is_skipped)
-            if restores_more:
+        self.admission.renew()
+        while True:
+            admittee = self.admission.next(len(self.attached))
+            if admittee is None:
+                if self.admission.is_blocked and (background := self._youngest_background()) is not None:
+                    self._preempt(background)
+                    continue
+                return copies, restores
+            sequence = admittee.sequence
+            copies += admittee.copies
+            if admittee.restores:
                 sequence.state = State.RESTORING
                 sequence.gate = LayerGate()
                 self.restoring.append(sequence)
@@ -273,43 +293,13 @@ class Scheduler:
             else:
                 sequence.state = State.RUNNING
                 self.running.append(sequence)
-        return copies, restores
-
-    def _admitted(self, sequence: Sequence, stored: int, *, is_fork: bool, is_skipped: bool) -> None:
-        if sequence.was_admitted:
-            return
-        sequence.was_admitted = True
-        sequence.times.admitted_s = self._clock()
-        reused = sequence.num_computed
-        sequence.cached_by_tier = {Tier.VRAM: reused}
-        known = max(reused, stored)
-        sequence.miss = self._miss(sequence, known, is_fork=is_fork and not stored, is_skipped=is_skipped)
-        sequence.miss_at_token = None if sequence.miss is None else known
-        provisional = sequence.cache_use()
-        if stored:
-            by_tier = {Tier.VRAM: reused, Tier.SSD: stored - reused}
-            provisional = type(provisional)(by_tier, sequence.num_prompt - stored)
-        sequence.outbox.put(Admitted(sequence.num_prompt, provisional))
-
-    def _miss(self, sequence: Sequence, known: int, *, is_fork: bool, is_skipped: bool) -> MissReason | None:
-        """Why nothing is reused behind the first ``known`` tokens; None where all that is new there is new."""
-        if is_skipped:
-            return MissReason.RESTORE_SKIPPED
-        if is_fork and known:
-            return MissReason.FORKED
-        if known < sequence.num_prompt - 1:
-            if sequence.stored_is_short:
-                return MissReason.TOO_SHORT
-            if self._was_cached(sequence, known):
-                return MissReason.EVICTED
-        return None if known else MissReason.COLD
 
     def _take(self, sequence: Sequence, sampled: Sampled) -> None:
         if sequence.times.first_token_s is None:
             sequence.times.first_token_s = self._clock()
         if sequence.num_to_follow:
             # At the head of the queue: their request has been admitted.
-            self.waiting.extendleft(reversed(sequence.followers()))
+            self.admission.put_back(sequence.followers())
         token_id = sampled.token_id
         sequence.append(token_id)
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
@@ -329,7 +319,7 @@ class Scheduler:
         kept = sequence.num_computed
         if reason is FinishReason.STOP_TEXT and sequence.stop_hit is not None:
             kept = min(kept, sequence.num_prompt + sequence.stop_hit.tokens_before)
-        node = self.cache.release(sequence, kept)
+        node = self._release(sequence, kept)
         sequence.outbox.put(self._finished(sequence, reason))
         return Terminal(sequence, node, kept)
 
