@@ -19,15 +19,22 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from services.engine.cache_manager import BlockCopy, CacheManager
+from services.engine.prefix_path import follow
 from services.engine.request import Admitted, MissReason, Tier
 from services.engine.sequence import Sequence
 from services.engine.waiting import AdmissionPolicy, Waiting, WaitingQueue
-from services.engine.working_set import RETURNS_WITHIN_S, WorkingSets
+from services.engine.working_set import WorkingSets
 
 _TRIES = 4
 """Requests that are tried at a time: one that does not fit lets smaller ones pass until it is overdue."""
 _RENEWALS = 32
 """Requests of a class whose match is renewed before each step."""
+_MAX_PREFILLS = 8
+"""Prompts that are computed at a time, and of these one that takes more than a step."""
+_MAX_RESTORES = 2
+"""One is read at a time; the next one waits for it with its blocks in place."""
+_STALE_AFTER_S = 90.0
+"""State that was not used for so long may give way to a background request: tools' 99th percentile is 81 s."""
 _POOL_SHARE = 0.9
 """Of the pool that working sets may fill: sessions grow, and not all state belongs to one."""
 
@@ -55,6 +62,7 @@ class Admission:
         *,
         context_tokens: int,
         max_running: int,
+        step_tokens: int,
         is_worth_restoring: Callable[[int, int], bool],
         was_cached: Callable[[Sequence, int], bool],
         clock: Callable[[], float],
@@ -65,6 +73,7 @@ class Admission:
         self._policy = policy
         self._context_tokens = context_tokens
         self._max_running = max_running
+        self._step_tokens = step_tokens
         self._is_worth_restoring = is_worth_restoring
         self._was_cached = was_cached
         self._clock = clock
@@ -95,8 +104,8 @@ class Admission:
         for sequence in self.waiting:
             if sequence.request.cache_scope in cache_scopes:
                 sequence.root = self._cache.tree.root(sequence.request.cache_scope)
-                if (entry := self._queue(sequence).entry(sequence)) is not None:
-                    entry.path, entry.saved_tokens = [], 0
+                entry = self._queue(sequence).entry(sequence)
+                entry.path, entry.saved_tokens = [], 0
 
     def renew(self) -> None:
         """Before a step: look at what some of the waiting ones would find cached."""
@@ -105,19 +114,24 @@ class Admission:
 
     def num_uncached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are to be computed, as known lately."""
-        entry = self._queue(sequence).entry(sequence)
-        return sequence.num_tokens - (0 if entry is None else entry.saved_tokens)
+        return sequence.num_tokens - self._queue(sequence).entry(sequence).saved_tokens
 
-    def next(self, num_attached: int) -> Admittee | None:
+    def next(self, running: list[Sequence], restoring: list[Sequence]) -> Admittee | None:
         """Give blocks to the next one, if one has a slot, fits and is not held back."""
         now_s = self._clock()
         queue = self._interactive or self._background
+        num_attached = len(running) + len(restoring)
+        # Background ones give way.
+        rivals = [s for s in running if queue is self._background or not s.request.is_background]
+        prefilling = [s.num_pending for s in rivals if s.num_pending > 1]
         self.is_blocked = False
         obtainable: int | None = None
-        for sequence in queue.candidates(_TRIES, now_s, self._gate(num_attached, now_s)):
+        for entry in queue.candidates(_TRIES, now_s, self._gate(num_attached, now_s)):
+            if not self._is_useful_now(entry, prefilling, len(restoring)):
+                continue
             admittee = None
-            if num_attached < self._max_running and (obtainable is None or self._num_fresh(sequence) <= obtainable):
-                admittee = self._attach(sequence, now_s)
+            if num_attached < self._max_running and (obtainable is None or self._num_fresh(entry) <= obtainable):
+                admittee = self._attach(entry.sequence, now_s)
             if admittee is not None:
                 self.is_blocked = False
                 return admittee
@@ -125,6 +139,14 @@ class Admission:
             if obtainable is None:
                 obtainable = self._cache.pool.num_free + self._cache.tree.num_evictable()
         return None
+
+    def _is_useful_now(self, entry: Waiting, prefilling: list[int], num_restoring: int) -> bool:
+        """Whether computing or reading can begin soon: blocks that it would hold before are worth more as cache."""
+        if self._restores(entry.sequence, len(entry.path) * self._cache.block_tokens):
+            return num_restoring < _MAX_RESTORES
+        is_short = entry.sequence.num_tokens - entry.saved_tokens <= self._step_tokens
+        is_alone = all(pending <= self._step_tokens for pending in prefilling)
+        return len(prefilling) < _MAX_PREFILLS and (is_short or is_alone)
 
     def may_grow(self, sequence: Sequence) -> bool:
         """Whether a running sequence may have the blocks for its next token."""
@@ -144,7 +166,7 @@ class Admission:
     def _renew(self, entry: Waiting) -> None:
         """Bring up to date what a waiting request would find cached."""
         sequence = entry.sequence
-        self._cache.follow(sequence, entry.path)
+        follow(entry.path, sequence.root, sequence.token_ids, sequence.num_tokens - 1, self._cache.block_tokens)
         resident = len(entry.path) * self._cache.block_tokens
         restores = self._restores(sequence, resident)
         entry.saved_tokens = sequence.stored_tokens if restores else resident
@@ -181,12 +203,11 @@ class Admission:
         now_s = self._clock()
         if now_s - sequence.times.arrived_s >= self._policy.patience_s:
             return True
-        return self._cache.tree.num_evictable(now_s - RETURNS_WITHIN_S) >= missing
+        return self._cache.tree.num_evictable(now_s - _STALE_AFTER_S) >= missing
 
-    def _num_fresh(self, sequence: Sequence) -> int:
-        """The fewest blocks that would have to be taken for a waiting sequence, as known lately."""
-        entry = self._queue(sequence).entry(sequence)
-        return self._num_blocks(sequence.num_tokens) - (0 if entry is None else len(entry.path)) - 1
+    def _num_fresh(self, entry: Waiting) -> int:
+        """The fewest blocks that would have to be taken for it."""
+        return self._num_blocks(entry.sequence.num_tokens) - len(entry.path) - 1
 
     def _attach(self, sequence: Sequence, now_s: float) -> Admittee | None:
         match = self._cache.match(sequence)
@@ -206,8 +227,7 @@ class Admission:
             made = self._cache.attach(sequence, match, room)
         if made is None:
             return None
-        self._queue(sequence).overtake(sequence)
-        self.remove(sequence)
+        self._queue(sequence).admit(sequence, now_s)
         if (key := _session(sequence)) is not None:
             self._sets.enter(key, len(match.path), len(sequence.block_ids), now_s)
         if not sequence.was_admitted:

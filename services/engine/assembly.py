@@ -82,7 +82,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
                 is_by_prefix=config.admission == "lpm",
                 is_gated=config.working_set_gate,
                 patience_s=config.patience_s,
-                max_overtaken=config.max_overtaken,
+                max_passes=config.max_passes,
             ),
             is_worth_restoring=(lambda resident, stored: True) if tier is None else tier.is_worth_restoring,
             was_cached=lambda sequence, at_token: _was_cached(seen, keys, sequence, at_token),

@@ -46,10 +46,6 @@ class CacheManager:
         """Longest cached prefix; at least one token is left to compute."""
         return self.tree.match(sequence.root, sequence.token_ids, sequence.num_tokens - 1)
 
-    def follow(self, sequence: Sequence, path: list[Node]) -> None:
-        """Bring ``path``, the whole blocks of an earlier match, up to date; costs only what has changed."""
-        self.tree.follow(path, sequence.root, sequence.token_ids, sequence.num_tokens - 1)
-
     def attach(self, sequence: Sequence, match: Match, num_tokens: int) -> list[BlockCopy] | None:
         """Give a sequence the matched blocks and fresh ones for ``num_tokens`` in all; None when there is no room.
 

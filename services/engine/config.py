@@ -33,8 +33,8 @@ class EngineConfig(ServerSettings):
     working_set_gate: bool = setting(
         True, help="hold new sessions back while those that were active lately need the memory"
     )
-    patience_s: float = setting(60.0, help="seconds after which a waiting request is passed by nobody", minimum=0)
-    max_overtaken: int = setting(64, help="later requests that may pass a waiting one", minimum=0)
+    patience_s: float = setting(60.0, help="seconds after which few may pass a waiting request", minimum=0)
+    max_passes: int = setting(4, help="requests that may pass, one after the other, who has lost patience", minimum=0)
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
     restore: str = setting(

@@ -114,9 +114,14 @@ class PrefixTree:
     def match(self, root: Node, token_ids: bytes | bytearray, num_tokens: int) -> Match:
         """Longest cached prefix of the first ``num_tokens`` of ``token_ids``. Pins nothing."""
         limit = num_tokens * TOKEN_BYTES
-        path = list[Node]()
-        self.follow(path, root, token_ids, num_tokens)
-        node, position = path[-1] if path else root, len(path) * self._block_bytes
+        node, position, path = root, 0, list[Node]()
+        while limit - position >= self._block_bytes:
+            block = bytes(token_ids[position : position + self._block_bytes])
+            child = next((c for c in node.children.get(block[:TOKEN_BYTES], ()) if c.token_ids == block), None)
+            if child is None:
+                break
+            path.append(child)
+            node, position = child, position + self._block_bytes
         rest = bytes(token_ids[position : min(position + self._block_bytes, limit)])
         tail, common = None, 0
         for child in node.children.get(rest[:TOKEN_BYTES], ()):
@@ -127,21 +132,6 @@ class PrefixTree:
         continues = tail.num_tokens > common if tail is not None else bool(node.children)
         is_fork = continues and position + common * TOKEN_BYTES < limit
         return Match(tuple(path), tail, common, is_fork)
-
-    def follow(self, path: list[Node], root: Node, token_ids: bytes | bytearray, num_tokens: int) -> None:
-        """Bring ``path``, whole blocks that once matched a prompt, up to date: costs only what has changed since."""
-        # No cached block has an evicted ancestor, so what is still there is a beginning of the path.
-        while path and path[-1].parent is None:
-            path.pop()
-        limit, position = num_tokens * TOKEN_BYTES, len(path) * self._block_bytes
-        node = path[-1] if path else root
-        while limit - position >= self._block_bytes:
-            block = bytes(token_ids[position : position + self._block_bytes])
-            child = next((c for c in node.children.get(block[:TOKEN_BYTES], ()) if c.token_ids == block), None)
-            if child is None:
-                break
-            path.append(child)
-            node, position = child, position + self._block_bytes
 
     def pin(self, node: Node) -> None:
         """Keep ``node`` and its ancestors."""

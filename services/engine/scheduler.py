@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from services.engine.admission import Admission
 from services.engine.cache_manager import BlockCopy, CacheManager
+from services.engine.chunks import chunks
 from services.engine.prefix_tree import Node
 from services.engine.request import (
     Failed,
@@ -105,6 +106,7 @@ class Scheduler:
             policy,
             context_tokens=rules.context_tokens,
             max_running=max_running,
+            step_tokens=step_tokens,
             is_worth_restoring=is_worth_restoring,
             was_cached=was_cached,
             clock=clock,
@@ -157,15 +159,11 @@ class Scheduler:
         rows = [row for row in rows if row.sequence.state is State.RUNNING]
         copies, restores = self._admit()
         planned = {id(row.sequence) for row in rows}
-        for sequence in self.running:
-            if budget <= 0:
-                break
-            if id(sequence) in planned or not sequence.num_pending:
-                continue
-            count = min(sequence.num_pending, budget)
+        prefilling = [s for s in self.running if s.num_pending and id(s) not in planned]
+        is_alone = all(row.sequence.request.is_background for row in rows)
+        for sequence, count in chunks(prefilling, budget, self._step_tokens, is_alone=is_alone):
             samples = count == sequence.num_pending and sequence.max_tokens > 0
             rows.append(PlanRow(sequence, sequence.num_computed, count, samples))
-            budget -= count
         if not rows and not copies and (early := self._early_row()) is not None:
             return Plan((early,), (), tuple(restores), early.sequence)
         return Plan(tuple(rows), tuple(copies), tuple(restores))
@@ -277,7 +275,7 @@ class Scheduler:
         restores: list[Sequence] = []
         self.admission.renew()
         while True:
-            admittee = self.admission.next(len(self.attached))
+            admittee = self.admission.next(self.running, self.restoring)
             if admittee is None:
                 if self.admission.is_blocked and (background := self._youngest_background()) is not None:
                     self._preempt(background)
