@@ -155,9 +155,10 @@ class Scheduler:
                     continue
                 rows.append(PlanRow(sequence, sequence.num_computed, 1, True))
                 budget -= 1
-        # A preemption may have taken blocks from a row planned before it.
-        rows = [row for row in rows if row.sequence.state is State.RUNNING]
         copies, restores = self._admit()
+        # A preemption may have taken blocks from a row planned before it, or have sent its sequence back.
+        rows = [row for row in rows if row.sequence.state is State.RUNNING and row.start == row.sequence.num_computed]
+        budget = self._step_tokens - len(rows)
         planned = {id(row.sequence) for row in rows}
         prefilling = [s for s in self.running if s.num_pending and id(s) not in planned]
         is_alone = all(row.sequence.request.is_background for row in rows)
