@@ -262,33 +262,33 @@ def test_a_background_prompt_has_a_small_part_of_the_steps_that_others_wait_for(
     device.run()
 
 
-def gated(is_gated: bool) -> tuple[Device, Sequence]:
-    """Two sessions that fill the pool between their turns, one of them running, and a third that is new."""
-    device = Device(48, policy=AdmissionPolicy(is_gated=is_gated))
+def gated(is_gated: bool) -> tuple[Device, Sequence, list[int]]:
+    """Two sessions that need two thirds of the pool, one of them running, a third that is new, and the other's ids."""
+    device = Device(66, policy=AdmissionPolicy(is_gated=is_gated))
     one, two = fresh(80), fresh(80)
     for name, ids in (("one", one), ("two", two)):
         device.ask(ids, 1, session=name)
         device.run()
     device.ask([*one, 1], 200 - 81 - 80, session="one")
     device.step()
-    return device, device.ask(fresh(80), 1, session="three")
+    return device, device.ask(fresh(80), 1, session="three"), two
 
 
 def test_a_new_session_waits_while_the_active_ones_need_the_memory():
-    device, new = gated(is_gated=True)
+    device, new, _ = gated(is_gated=True)
     for _ in range(30):
         device.step()
     assert not new.was_admitted
     device.run()
     assert end(new).output_tokens == 1
-    device, new = gated(is_gated=False)
+    device, new, _ = gated(is_gated=False)
     device.step()
     assert new.was_admitted
 
 
 def test_the_gate_lets_active_sessions_and_overdue_ones_pass():
-    device, new = gated(is_gated=True)
-    again = device.ask(fresh(20), 1, session="two")
+    device, new, two = gated(is_gated=True)
+    again = device.ask([*two, 1], 1, session="two")
     device.step()
     assert again.was_admitted
     assert not new.was_admitted
