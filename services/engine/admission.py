@@ -129,14 +129,14 @@ class Admission:
         for entry in queue.candidates(_TRIES, now_s, self._gate(num_attached, now_s)):
             if not self._is_useful_now(entry, prefilling, len(restoring)):
                 continue
-            admittee = None
-            if num_attached < self._max_running and (obtainable is None or self._num_fresh(entry) <= obtainable):
-                admittee = self._attach(entry.sequence, now_s)
-            if admittee is not None:
-                self.is_blocked = False
-                return admittee
             self.is_blocked = queue is self._interactive
-            if obtainable is None:
+            if num_attached >= self._max_running:
+                return None
+            if obtainable is None or self._num_fresh(entry) <= obtainable:
+                if (admittee := self._attach(entry.sequence, now_s)) is not None:
+                    self.is_blocked = False
+                    return admittee
+                # Others that could not have it either are not worth a try each.
                 obtainable = self._cache.pool.num_free + self._cache.tree.num_evictable()
         return None
 

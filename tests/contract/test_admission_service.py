@@ -12,6 +12,8 @@ import pytest
 from fencepost.engine.v1 import engine_pb2 as pb
 
 from services import rpc
+from services.engine.config import EngineConfig
+from services.settings import SettingsError, load
 from tests.contract.engine_client import run_engine, write_tiny_engine_model
 
 BACKGROUND: dict[str, Any] = {"priority": pb.PRIORITY_BACKGROUND}
@@ -79,3 +81,23 @@ async def test_the_retry_delay_grows_with_what_is_ahead(model: Path):
         for call in calls:
             call.cancel()
         await engine.settled()
+
+
+async def test_a_background_request_alone_is_admitted_when_its_patience_ends(model: Path):
+    """Nothing else wakes the engine: its device is full of a conversation that was active lately."""
+    async with run_engine(model, vram_bytes=40 * 16 * 512, patience_s=0.6) as engine:
+        await engine.generate(prompt(1, 600), 20)
+        async with asyncio.timeout(20):
+            answer = await engine.generate(prompt(2, 200), 4, **BACKGROUND)
+        assert len(answer.ids) == 4
+        assert answer.usage.timings.queued_ms >= 600
+
+
+async def test_the_settings_of_admission_are_checked_at_the_start(model: Path):
+    for setting in ("--admission=lifo", "--working-set-gate=perhaps", "--patience-s=-1", "--max-passes=-1"):
+        with pytest.raises(SettingsError, match=setting.split("=")[0]):
+            load(EngineConfig, "engine", [f"--model={model}", setting], {})
+    config = load(
+        EngineConfig, "engine", [f"--model={model}", "--admission=fcfs", "--working-set-gate=off", "--max-passes=0"], {}
+    )
+    assert (config.admission, config.working_set_gate, config.max_passes) == ("fcfs", False, 0)

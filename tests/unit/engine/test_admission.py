@@ -321,8 +321,8 @@ def test_while_nothing_runs_the_gate_is_open():
 
 
 def test_under_overload_order_and_gate_save_what_arrival_order_computes_again():
-    fcfs = agents(FCFS, 40, until_s=80, warm_up_s=40)
-    both = agents(AdmissionPolicy(), 40, until_s=80, warm_up_s=40)
+    fcfs = agents(FCFS, 40, until_s=60, warm_up_s=30)
+    both = agents(AdmissionPolicy(), 40, until_s=60, warm_up_s=30)
     assert fcfs.hit_ratio < 0.4
     assert both.hit_ratio > 0.55
     assert both.num_turns > 1.3 * fcfs.num_turns
