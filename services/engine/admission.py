@@ -10,7 +10,8 @@ preempts them: they never take either from one.
 
 The gate holds back a session that is new, or of whose own state nothing is resident, while the working sets of the
 active sessions and its own do not fit: it would evict what is needed again soon, and each of them would compute again
-what the others evicted. It opens for who is overdue, and while nothing runs.
+what the others evicted. It opens for who is overdue, and while no prompt is computed: time that nobody else uses costs
+nothing.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Admission:
         prefilling = [s.num_pending for s in rivals if s.num_pending > 1]
         self.is_blocked = False
         obtainable: int | None = None
-        for entry in queue.candidates(_TRIES, now_s, self._gate(num_attached, now_s)):
+        for entry in queue.candidates(_TRIES, now_s, self._gate(prefilling, now_s)):
             if not self._is_useful_now(entry, prefilling, len(restoring)):
                 continue
             self.is_blocked = queue is self._interactive
@@ -177,9 +178,9 @@ class Admission:
             return False
         return self._is_worth_restoring(resident, sequence.stored_tokens)
 
-    def _gate(self, num_attached: int, now_s: float) -> Callable[[Waiting], bool]:
+    def _gate(self, prefilling: list[int], now_s: float) -> Callable[[Waiting], bool]:
         """Who may pass."""
-        if not self._policy.is_gated or not num_attached:
+        if not self._policy.is_gated or not prefilling:
             return lambda entry: True
         room = self._sets.room(_POOL_SHARE * self._cache.pool.num_blocks, now_s)
 
