@@ -303,7 +303,7 @@ def test_the_gate_lets_sessions_pass_whose_state_is_still_there():
 
 
 def test_the_gate_lets_overdue_ones_pass():
-    device, _ = busy(66, AdmissionPolicy())
+    device, _ = busy(50, AdmissionPolicy())
     new = device.ask(fresh(80), 1, session="three")
     device.now_s += 60
     again = device.ask(fresh(80), 1, session="four")
