@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,9 +24,7 @@ def next_token(prefix: Prefix, choice: int = 0) -> int:
 
 
 class Loop:
-    def __init__(
-        self, num_blocks: int = 32, step_tokens: int = 8, max_running: int = 4, **decisions: Callable[..., bool]
-    ) -> None:
+    def __init__(self, num_blocks: int = 32, step_tokens: int = 8, max_running: int = 4, **decisions: Any) -> None:
         self.memory = Memory(num_blocks, BLOCK)
         context = min(CONTEXT, num_blocks * BLOCK)
         rules = EndRules(frozenset({END}), context, lambda token: b"%d" % token)
