@@ -28,14 +28,16 @@ from services.engine.prefix_tree import PrefixTree
 from services.engine.restore_cost import PrefillCost
 from services.engine.runtime import Batch, ModelLoadError, PagedRuntime, Row, load_model
 from services.engine.runtime.probe import probe
-from services.engine.scheduler import EndRules, Scheduler
+from services.engine.scheduler import Scheduler
 from services.engine.seen_pages import SeenPages
 from services.engine.sequence import Sequence
 from services.engine.servicer import EngineServicer, ModelFacts
 from services.engine.snapshot_writer import SnapshotWriter
 from services.engine.ssd_tier import ModelIdentity, SsdTier
 from services.engine.staging import Staging
+from services.engine.step import EndRules
 from services.engine.store_client import StoreClient
+from services.engine.waiting import AdmissionPolicy
 from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 
@@ -81,6 +83,12 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
             step_tokens=config.step_tokens,
             max_running=config.max_running,
             drafts=config.drafts == "on",
+            policy=AdmissionPolicy(
+                is_by_prefix=config.admission == "lpm",
+                is_gated=config.working_set_gate,
+                patience_s=config.patience_s,
+                max_passes=config.max_passes,
+            ),
             is_worth_restoring=(lambda resident, stored: True) if tier is None else tier.is_worth_restoring,
             was_cached=lambda sequence, at_token: _was_cached(seen, keys, sequence, at_token),
         )

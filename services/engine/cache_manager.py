@@ -48,12 +48,11 @@ class CacheManager:
         """Longest cached prefix; at least one token is left to compute."""
         return self.tree.match(sequence.root, sequence.token_ids, sequence.num_tokens - 1)
 
-    def protect(self, sequence: Sequence, match: Match) -> None:
-        """Let what a waiting sequence would hit be evicted last, in place of what was protected for it before.
+    def protect(self, sequence: Sequence, node: Node) -> None:
+        """Let a node that a waiting sequence would hit be evicted last, in place of what was protected for it before.
 
         Lasts until ``unprotect`` or until the sequence is attached.
         """
-        node = match.tail or (match.path[-1] if match.path else sequence.root)
         self.tree.protect(sequence, node)
 
     def unprotect(self, sequence: Sequence) -> None:

@@ -33,6 +33,16 @@ class EngineConfig(ServerSettings):
         help="how weights are held: fp16 is half the memory and faster, arithmetic is fp32; auto: fp16 where it fits",
         choices=("auto", "fp16", "fp32"),
     )
+    admission: str = setting(
+        "lpm",
+        help="which waiting request is next: that with the longest cached prefix, or the first come",
+        choices=("lpm", "fcfs"),
+    )
+    working_set_gate: bool = setting(
+        True, help="hold new sessions back while those that were active lately need the memory"
+    )
+    patience_s: float = setting(60.0, help="seconds after which few may pass a waiting request", minimum=0)
+    max_passes: int = setting(4, help="requests that may pass, one after the other, who has lost patience", minimum=0)
     threads: int = setting(os.cpu_count() or 1, help="compute threads", minimum=1)
     min_restore_tokens: int = setting(32, help="smallest gain for which stored state is read", minimum=1)
     loop_guard: str = setting(

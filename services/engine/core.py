@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter as Counts
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge
@@ -24,18 +25,24 @@ from services.engine.cache_manager import PoolUse
 from services.engine.choosing import TokenChooser
 from services.engine.conversations import Conversations
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
-from services.engine.request import Event, Failed, Finished, MissReason, Request, Sampled, Tier
+from services.engine.request import Event, Failed, Finished, MissReason, Priority, Request, Sampled, Tier
 from services.engine.restore_cost import PrefillCost
+from services.engine.retry_delay import Job, Pace, RetryDelays
 from services.engine.runner import run, work_of
 from services.engine.runtime.gate import LayersMissing
 from services.engine.runtime.paged import PagedRuntime
-from services.engine.scheduler import Plan, Scheduler, Terminal
+from services.engine.scheduler import Scheduler
 from services.engine.seen_pages import SeenPages
 from services.engine.sequence import Sequence, State
 from services.engine.snapshot_writer import SnapshotWriter, Unsaved
 from services.engine.ssd_tier import Restored, SsdTier, StoredHit
+from services.engine.step import Plan, Terminal
 
 _MEASURE_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.5
+"""While somebody waits though nothing runs: for state to grow old, or for the end of patience."""
+_MAX_DECODE_TOKENS = 16
+"""A row of an answer with more tokens computes again what a preemption has cost."""
 _log = logging.getLogger(__name__)
 _COMPUTED = Counter("fencepost_engine_computed_tokens_total", "Tokens that went through the model.")
 _DRAFTED = Counter("fencepost_engine_drafted_tokens_total", "Guesses that went through the model.")
@@ -103,9 +110,9 @@ class EngineCore:
         if writer is not None:
             writer.on_unpinned = self._wake.set
         self._is_draining = False
-        self._tokens_per_s = 100.0
+        self._retry_delays = RetryDelays(Pace(prefill_cost.seconds(0, 256) / 256), time.monotonic)
         self._measured_s = 0.0
-        self._lookups = 0  # choices whose stored state is being looked up
+        self._lookups = Counts[Priority]()  # choices whose stored state is being looked up
         self._hits: dict[Sequence, StoredHit] = {}
         self._restores: dict[Sequence, asyncio.Task[None]] = {}
 
@@ -142,7 +149,9 @@ class EngineCore:
                     self._restores[sequence] = tasks.create_task(self._restore(sequence))
                 if not plan.rows and not plan.copies:
                     self._measure()
-                    await self._wake.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_EVERY_S if self._scheduler.waiting else None):
+                            await self._wake.wait()
                     continue
                 started_s = time.monotonic()
                 try:
@@ -222,7 +231,7 @@ class EngineCore:
         """The load now."""
         scheduler, oldest = self._scheduler, self._cache.tree.oldest_s()
         return Load(
-            queued=scheduler.num_queued + self._lookups,
+            queued=scheduler.num_queued + self._lookups.total(),
             running=len(scheduler.attached),
             blocks=self._cache.use(scheduler.attached),
             backlog_tokens=scheduler.backlog_tokens,
@@ -242,9 +251,7 @@ class EngineCore:
         choices = request.sampling.choices
         if choices > self._max_waiting:
             raise InvalidRequest("sampling.choices", f"must be at most {self._max_waiting} here")
-        waiting = self._scheduler.num_queued + self._lookups
-        if waiting + choices > self._max_waiting:
-            raise Overloaded(f"{waiting} requests are waiting", retry_after_s=self._retry_after_s())
+        self._refuse_if_full(request)
         room = self.context_tokens - request.num_tokens
         wanted = request.sampling.max_tokens
         sequence = Sequence.of(
@@ -254,12 +261,12 @@ class EngineCore:
             new_chooser=self._new_chooser,
         )
         if self._tier is not None:
-            self._lookups += choices
+            self._lookups[request.priority] += choices
             try:
                 resident = self._cache.match(sequence).num_tokens(self._cache.block_tokens)
                 found = await self._tier.lookup(request, resident)
             finally:
-                self._lookups -= choices
+                self._lookups[request.priority] -= choices
             sequence.stored_is_short = found.is_short
             if found.hit is not None:
                 self._hits[sequence] = found.hit
@@ -269,9 +276,32 @@ class EngineCore:
         self._wake.set()
         return sequence
 
-    def _retry_after_s(self) -> float:
-        """Time to compute what waits, at the rate seen lately."""
-        return min(120.0, max(1.0, self._scheduler.backlog_tokens / self._tokens_per_s))
+    def _refuse_if_full(self, request: Request) -> None:
+        """Raises Overloaded. Background requests take no place in the queue from interactive ones."""
+        classes = tuple(Priority) if request.is_background else (Priority.INTERACTIVE,)
+        choices = request.sampling.choices
+        waiting = self._scheduler.num_queued_of(*classes) + sum(self._lookups[one] for one in classes)
+        num_over = waiting + choices - self._max_waiting
+        if num_over <= 0:
+            return
+        delay_s = self._retry_delays.delay_s(
+            *self._jobs(),
+            self._scheduler.max_running,
+            num_over=num_over,
+            choices=choices,
+            is_background=request.is_background,
+        )
+        raise Overloaded(f"{waiting} requests are waiting", retry_after_s=delay_s)
+
+    def _jobs(self) -> tuple[list[Job], list[Job]]:
+        """What runs, and what waits in order of admission, choice by choice."""
+        scheduler = self._scheduler
+        attached, waiting = scheduler.attached, list[Job]()
+        for sequence in (*attached, *scheduler.waiting):
+            if sequence.state is State.WAITING:
+                waiting.append(_job(sequence, scheduler.admission.num_uncached(sequence)))
+            waiting += [_job(sequence, 0)] * sequence.num_to_follow
+        return [_job(s, 0 if s.num_output else s.num_pending) for s in attached], waiting
 
     async def _restore(self, sequence: Sequence) -> None:
         assert self._tier is not None
@@ -311,7 +341,9 @@ class EngineCore:
     def _committed(self, plan: Plan, chosen: list[tuple[Sampled, ...]], seconds: float) -> None:
         num_tokens = sum(row.num_computed for row in plan.rows)
         _COMPUTED.inc(num_tokens)
-        self._tokens_per_s += 0.1 * (num_tokens / max(seconds, 1e-6) - self._tokens_per_s)
+        decodes = [row for row in plan.rows if row.sequence.num_output and row.num_tokens <= _MAX_DECODE_TOKENS]
+        decoded = sum(row.num_computed for row in decodes)
+        self._retry_delays.pace.observe_step(num_tokens - decoded, len(decodes), seconds)
         if plan.restoring is None:
             positions = sum(row.num_computed * (2 * row.start + row.num_computed - 1) // 2 for row in plan.rows)
             self._prefill_cost.observe(num_tokens, positions, seconds)
@@ -320,6 +352,7 @@ class EngineCore:
         terminals = self._scheduler.commit(plan, chosen)
         _ACCEPTED.inc(sum(row.sequence.num_accepted for row in plan.rows) - num_accepted)
         for terminal in terminals:
+            self._retry_delays.pace.observe_output(terminal.sequence.num_output)
             self._offer(terminal)
         if self._writer is not None:
             self._writer.press(self._cache.pool.num_free, self._cache.pool.num_blocks)
@@ -359,6 +392,10 @@ class EngineCore:
         _BELT_AGE.set(load.belt_age_s or 0.0)
         running = self._scheduler.running
         _RUNS.set(sum(num_runs(s.block_ids) for s in running) / len(running) if running else 0)
+
+
+def _job(sequence: Sequence, prompt_tokens: int) -> Job:
+    return Job(prompt_tokens, sequence.num_output, sequence.max_tokens)
 
 
 async def _events(sequence: Sequence) -> AsyncIterator[list[Event]]:

@@ -29,19 +29,32 @@ class Match:
         return replace(self, tail=None, tail_tokens=0)
 
 
-def longest_match(root: Node, token_ids: bytes | bytearray, num_tokens: int, block_tokens: int) -> Match:
-    """Longest cached prefix, below ``root``, of the first ``num_tokens`` of ``token_ids``."""
+def follow(path: list[Node], root: Node, token_ids: bytes | bytearray, num_tokens: int, block_tokens: int) -> None:
+    """Bring ``path``, whole blocks that once matched the first ``num_tokens`` tokens from ``root`` on, up to date.
+
+    Costs what has changed since, not what the prompt is long; an empty path is matched anew.
+    """
+    # No cached block has an evicted ancestor, so what is still there is a beginning of the path.
+    while path and path[-1].parent is None:
+        path.pop()
+    node = path[-1] if path else root
     block_bytes = block_tokens * TOKEN_BYTES
-    limit = num_tokens * TOKEN_BYTES
-    node, position, path = root, 0, list[Node]()
-    while limit - position >= block_bytes:
-        block = bytes(token_ids[position : position + block_bytes])
+    for place in range(len(path), num_tokens // block_tokens):
+        block = bytes(token_ids[place * block_bytes : (place + 1) * block_bytes])
         child = next((c for c in node.children.get(block[:TOKEN_BYTES], ()) if c.token_ids == block), None)
         if child is None:
             break
         path.append(child)
-        node, position = child, position + block_bytes
-    rest = bytes(token_ids[position : min(position + block_bytes, limit)])
+        node = child
+
+
+def longest_match(root: Node, token_ids: bytes | bytearray, num_tokens: int, block_tokens: int) -> Match:
+    """Longest cached prefix, below ``root``, of the first ``num_tokens`` of ``token_ids``."""
+    path = list[Node]()
+    follow(path, root, token_ids, num_tokens, block_tokens)
+    limit, position = num_tokens * TOKEN_BYTES, len(path) * block_tokens * TOKEN_BYTES
+    node = path[-1] if path else root
+    rest = bytes(token_ids[position : min(position + block_tokens * TOKEN_BYTES, limit)])
     tail, common = None, 0
     for child in node.children.get(rest[:TOKEN_BYTES], ()):
         agreed = _common_tokens(child.token_ids, rest)

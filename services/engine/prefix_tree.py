@@ -13,6 +13,8 @@ Invariant: no cached block has an evicted ancestor.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from weakref import WeakSet
 
@@ -124,6 +126,8 @@ class PrefixTree:
 
     def protect(self, holder: Hashable, node: Node) -> None:
         """Let ``node`` go last, for a holder that is about to use it; a holder protects one node at a time."""
+        if self._protected.get(holder) is node:
+            return
         self.unprotect(holder)
         if node.parent is not None:
             self._protected[holder] = node
@@ -186,11 +190,13 @@ class PrefixTree:
             freed += 1
         return freed
 
-    def num_evictable(self) -> int:
-        """Blocks that eviction could free, were it to go on: those that no pin keeps. Walks what pins keep."""
+    def num_evictable(self, unused_since_s: float = math.inf) -> int:
+        """Blocks that eviction could free, were it to go on: those that no pin keeps, and of these those that were last
+        used before ``unused_since_s``. Walks what pins keep; with a time, the tree."""
         kept: set[Node] = set()
-        for pinned in self._pinned:
-            node = pinned
+        used = () if unused_since_s == math.inf else (n for n in self.nodes() if n.last_used_s >= unused_since_s)
+        for last in itertools.chain(self._pinned, used):
+            node = last
             while node.parent is not None and node not in kept:
                 kept.add(node)
                 node = node.parent

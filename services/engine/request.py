@@ -38,6 +38,13 @@ class FinishReason(Enum):
     PREFILLED = "prefilled"
 
 
+class Priority(Enum):
+    """Who waits for an answer: a person or an agent, or nobody in particular."""
+
+    INTERACTIVE = "interactive"
+    BACKGROUND = "background"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. ``temperature`` 0 is greedy; ``seed`` None draws one.
@@ -76,11 +83,17 @@ class Request:
     thinking: ThinkingMarks | None = None
     drafts: bool = True  # whether tokens may be guessed ahead; the output is the same
     request_id: str = ""
+    priority: Priority = Priority.INTERACTIVE
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.token_ids) // 4
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it may neither delay an interactive request nor take a block from one."""
+        return self.priority is Priority.BACKGROUND
 
 
 @dataclass(frozen=True, slots=True)

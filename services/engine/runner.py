@@ -11,7 +11,7 @@ from services.engine.choosing import TokenChooser, choose_tokens
 from services.engine.request import Sampled
 from services.engine.runtime.batch import Batch, Row
 from services.engine.runtime.paged import PagedRuntime
-from services.engine.scheduler import Plan, PlanRow
+from services.engine.step import Plan, PlanRow
 
 
 @dataclass(frozen=True, slots=True)

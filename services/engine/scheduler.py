@@ -2,9 +2,9 @@
 
     plan = scheduler.schedule(); chosen = runner.run(plan); scheduler.commit(plan, chosen)
 
-A waiting request gets blocks for its whole prompt at once or none at all, so nothing holds a part while it waits for
-another. A decode that cannot grow preempts the youngest running sequence, which keeps its cached blocks and its place
-at the head of the queue. The oldest running sequence is never preempted, so some request always makes progress.
+Who waits and who is admitted is decided in ``admission.py``. A decode that cannot grow preempts the youngest running
+sequence, background ones before all others; it keeps its cached blocks and its place at the head of the queue. The
+oldest one, interactive if there is any, is never preempted, so some request always makes progress.
 
 The further choices of a request are queued when its prompt is computed. Each is admitted with room of its own, and
 nothing is kept for it before: it may have to wait for room, but nobody waits for it.
@@ -13,19 +13,20 @@ nothing is kept for it before: it may have to wait for room, but nobody waits fo
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from services.engine.admission import Admission
 from services.engine.cache_manager import BlockCopy, CacheManager
+from services.engine.chunks import chunks
 from services.engine.draft.draft_length import Draft, draft_lengths
-from services.engine.prefix_tree import Node
+from services.engine.node import Node
 from services.engine.request import (
-    Admitted,
     Failed,
     Finished,
     FinishReason,
     MissReason,
+    Priority,
     Progress,
     Sampled,
     Tier,
@@ -33,57 +34,8 @@ from services.engine.request import (
 )
 from services.engine.runtime.gate import LayerGate
 from services.engine.sequence import Sequence, State
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """Compute tokens [start, start + num_tokens) of a sequence; sample behind them if ``samples``.
-
-    ``draft`` are guesses of what will be sampled, computed behind them; ``draft_blocks`` were borrowed for it.
-    """
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-    draft: tuple[int, ...] = ()
-    draft_blocks: int = 0
-
-    @property
-    def num_computed(self) -> int:
-        """Tokens that go through the model."""
-        return self.num_tokens + len(self.draft)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step. ``copies`` are made before the rows are computed; ``restores`` are begun beside it.
-
-    ``restoring`` is the one sequence of the rows whose state is still being filled, layer before layer.
-    """
-
-    rows: tuple[PlanRow, ...]
-    copies: tuple[BlockCopy, ...]
-    restores: tuple[Sequence, ...]
-    restoring: Sequence | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Terminal:
-    """A sequence that has ended by itself: its state of ``num_tokens`` tokens is cached up to ``node``."""
-
-    sequence: Sequence
-    node: Node
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndRules:
-    """What ends an output beside the request's own limits."""
-
-    end_token_ids: frozenset[int]
-    context_tokens: int
-    spell: Callable[[int], bytes]  # bytes of a token for stop texts; b"" for special tokens
+from services.engine.step import EndRules, Plan, PlanRow, Terminal
+from services.engine.waiting import DEFAULT_POLICY, AdmissionPolicy
 
 
 class Scheduler:
@@ -97,23 +49,36 @@ class Scheduler:
         step_tokens: int,
         max_running: int,
         drafts: bool = True,
+        policy: AdmissionPolicy = DEFAULT_POLICY,
         is_worth_restoring: Callable[[int, int], bool] = lambda resident, stored: True,
         was_cached: Callable[[Sequence, int], bool] = lambda sequence, at_token: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``is_worth_restoring`` is told a prompt's resident and stored tokens; ``was_cached`` says whether more of a
         prompt than its first tokens was cached once."""
-        self.waiting: deque[Sequence] = deque()
         self.restoring: list[Sequence] = []
         self.running: list[Sequence] = []  # oldest admission first
         self.cache = cache
         self._rules = rules
         self._step_tokens = step_tokens
-        self._max_running = max_running
+        self.max_running = max_running
         self._drafts = drafts
-        self._is_worth_restoring = is_worth_restoring
-        self._was_cached = was_cached
         self._clock = clock
+        self.admission = Admission(
+            cache,
+            policy,
+            context_tokens=rules.context_tokens,
+            max_running=max_running,
+            step_tokens=step_tokens,
+            is_worth_restoring=is_worth_restoring,
+            was_cached=was_cached,
+            clock=clock,
+        )
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Every sequence that has none, about in order of admission."""
+        return self.admission.waiting
 
     @property
     def attached(self) -> list[Sequence]:
@@ -123,45 +88,47 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Choices that wait: for admission, or for the prompt that they share."""
-        return len(self.waiting) + sum(s.num_to_follow for s in (*self.waiting, *self.attached))
+        return self.num_queued_of(Priority.INTERACTIVE, Priority.BACKGROUND)
+
+    def num_queued_of(self, *classes: Priority) -> int:
+        """Those of requests of some classes."""
+        waiting = [s for s in self.waiting if s.request.priority in classes]
+        attached = (s for s in self.attached if s.request.priority in classes)
+        return len(waiting) + sum(s.num_to_follow for s in (*waiting, *attached))
 
     @property
     def backlog_tokens(self) -> int:
         """Prompt tokens still to compute, waiting ones included; once for all choices of a request."""
-        first = (s for s in (*self.waiting, *self.running) if s.choice == 0)
-        return sum(max(0, s.num_prompt - s.num_computed) for s in first)
+        running = sum(max(0, s.num_prompt - s.num_computed) for s in self.running if s.choice == 0)
+        waiting = (min(s.num_prompt, self.admission.num_uncached(s)) for s in self.waiting if s.choice == 0)
+        return running + sum(waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The caller has checked that it can ever fit."""
-        self.waiting.append(sequence)
+        self.admission.add(sequence)
 
     def schedule(self) -> Plan:
         """The next step; empty rows mean that there is nothing to compute now."""
         self._drop_cancelled()
-        budget = self._step_tokens
         rows: list[PlanRow] = []
         for sequence in list(self.running):
             if sequence.state is State.RUNNING and sequence.num_pending == 1 and sequence.num_output:
                 if not self._room_for(sequence):
                     continue
                 rows.append(PlanRow(sequence, sequence.num_computed, 1, True))
-                budget -= 1
-        # A preemption may have taken blocks from a row planned before it.
-        rows = [row for row in rows if row.sequence.state is State.RUNNING]
         copies, restores = self._admit()
-        if self._drafts and budget > 0:
+        # A preemption may have taken blocks from a row planned before it, or have sent its sequence back.
+        rows = [row for row in rows if row.sequence.state is State.RUNNING and row.start == row.sequence.num_computed]
+        budget = self._step_tokens - len(rows)
+        if self._drafts and rows:
             rows = self._with_drafts(rows, budget)
             budget -= sum(len(row.draft) for row in rows)
         planned = {id(row.sequence) for row in rows}
-        for sequence in self.running:
-            if budget <= 0:
-                break
-            if id(sequence) in planned or not sequence.num_pending:
-                continue
-            count = min(sequence.num_pending, budget)
+        prefilling = [s for s in self.running if s.num_pending and id(s) not in planned]
+        is_alone = all(row.sequence.request.is_background for row in rows)
+        for sequence, count in chunks(prefilling, budget, self._step_tokens, is_alone=is_alone):
             samples = count == sequence.num_pending and sequence.max_tokens > 0
             rows.append(PlanRow(sequence, sequence.num_computed, count, samples))
-            budget -= count
         if not rows and not copies and (early := self._early_row()) is not None:
             return Plan((early,), (), tuple(restores), early.sequence)
         return Plan(tuple(rows), tuple(copies), tuple(restores))
@@ -223,19 +190,17 @@ class Scheduler:
             sequence = row.sequence
             self.running.remove(sequence)
             sequence.state = State.FINISHED
-            self.cache.release(sequence, sequence.num_computed)
+            self._release(sequence, sequence.num_computed)
             sequence.outbox.put(Failed(message))
 
     def move_to_roots(self, cache_scopes: Collection[str]) -> None:
         """After a flush of scopes: those that wait find nothing of what was there before."""
-        for sequence in self.waiting:
-            if sequence.request.cache_scope in cache_scopes:
-                sequence.root = self.cache.tree.root(sequence.request.cache_scope)
+        self.admission.move_to_roots(cache_scopes)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence wherever it stands (but not while a restore writes to its blocks)."""
         if sequence.state is State.WAITING:
-            self.waiting.remove(sequence)
+            self.admission.remove(sequence)
             sequence.state = State.FINISHED
             sequence.outbox.put(self._finished(sequence, reason))
         elif sequence.state is State.RUNNING:
@@ -247,41 +212,43 @@ class Scheduler:
 
     def _room_for(self, sequence: Sequence) -> bool:
         """Let a decode grow, preempting the youngest others until it can; False when it had to give way itself."""
+        if not self.admission.may_grow(sequence):
+            self._preempt(sequence)
+            return False
         while not self.cache.grow(sequence, sequence.num_tokens):
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+            victim = self._youngest_background() or self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
                 return False
         return True
 
+    def _youngest_background(self) -> Sequence | None:
+        return next((s for s in reversed(self.running) if s.request.is_background), None)
+
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.cache.release(sequence, sequence.num_tokens)
+        self._release(sequence, sequence.num_tokens)
         sequence.state = State.WAITING
-        self.waiting.appendleft(sequence)
+        self.admission.put_back([sequence])
+
+    def _release(self, sequence: Sequence, num_tokens: int) -> Node:
+        self.admission.left(sequence)
+        return self.cache.release(sequence, num_tokens)
 
     def _admit(self) -> tuple[list[BlockCopy], list[Sequence]]:
         copies: list[BlockCopy] = []
         restores: list[Sequence] = []
-        while self.waiting and len(self.running) + len(self.restoring) < self._max_running:
-            sequence = self.waiting[0]
-            match = self.cache.match(sequence)
-            in_vram = match.num_tokens(self.cache.block_tokens)
-            stored = sequence.stored_tokens
-            has_more = not sequence.was_admitted and stored > in_vram
-            restores_more = has_more and self._is_worth_restoring(in_vram, stored)
-            if restores_more:
-                match = match.whole_blocks()
-            # Room for one more block than the prompt: a sequence that cannot decode at all is not worth admitting.
-            room = min(sequence.num_tokens + self.cache.block_tokens, self._rules.context_tokens)
-            made = self.cache.attach(sequence, match, room)
-            if made is None:
-                break
-            copies += made
-            self.waiting.popleft()
-            is_skipped = has_more and not restores_more
-            self._admitted(sequence, stored if restores_more else 0, is_fork=match.is_fork, is_skipped=is_skipped)
-            if restores_more:
+        self.admission.renew()
+        while True:
+            admittee = self.admission.next(self.running, self.restoring)
+            if admittee is None:
+                if self.admission.is_blocked and (background := self._youngest_background()) is not None:
+                    self._preempt(background)
+                    continue
+                return copies, restores
+            sequence = admittee.sequence
+            copies += admittee.copies
+            if admittee.restores:
                 sequence.state = State.RESTORING
                 sequence.gate = LayerGate()
                 self.restoring.append(sequence)
@@ -289,36 +256,6 @@ class Scheduler:
             else:
                 sequence.state = State.RUNNING
                 self.running.append(sequence)
-        return copies, restores
-
-    def _admitted(self, sequence: Sequence, stored: int, *, is_fork: bool, is_skipped: bool) -> None:
-        if sequence.was_admitted:
-            return
-        sequence.was_admitted = True
-        sequence.times.admitted_s = self._clock()
-        reused = sequence.num_computed
-        sequence.cached_by_tier = {Tier.VRAM: reused}
-        known = max(reused, stored)
-        sequence.miss = self._miss(sequence, known, is_fork=is_fork and not stored, is_skipped=is_skipped)
-        sequence.miss_at_token = None if sequence.miss is None else known
-        provisional = sequence.cache_use()
-        if stored:
-            by_tier = {Tier.VRAM: reused, Tier.SSD: stored - reused}
-            provisional = type(provisional)(by_tier, sequence.num_prompt - stored)
-        sequence.outbox.put(Admitted(sequence.num_prompt, provisional))
-
-    def _miss(self, sequence: Sequence, known: int, *, is_fork: bool, is_skipped: bool) -> MissReason | None:
-        """Why nothing is reused behind the first ``known`` tokens; None where all that is new there is new."""
-        if is_skipped:
-            return MissReason.RESTORE_SKIPPED
-        if is_fork and known:
-            return MissReason.FORKED
-        if known < sequence.num_prompt - 1:
-            if sequence.stored_is_short:
-                return MissReason.TOO_SHORT
-            if self._was_cached(sequence, known):
-                return MissReason.EVICTED
-        return None if known else MissReason.COLD
 
     def _with_drafts(self, rows: list[PlanRow], budget: int) -> list[PlanRow]:
         """Decode rows with drafts, for which nobody gives way: at most half of the budget that prompts need, and free
@@ -350,7 +287,7 @@ class Scheduler:
             sequence.times.first_token_s = self._clock()
         if sequence.num_to_follow:
             # At the head of the queue: their request has been admitted.
-            self.waiting.extendleft(reversed(sequence.followers()))
+            self.admission.put_back(sequence.followers())
         taken: list[Sampled] = []
         for one in chosen:
             taken.append(one)
@@ -386,7 +323,7 @@ class Scheduler:
         kept = sequence.num_computed
         if reason is FinishReason.STOP_TEXT and sequence.stop_hit is not None:
             kept = min(kept, sequence.num_prompt + sequence.stop_hit.tokens_before)
-        node = self.cache.release(sequence, kept)
+        node = self._release(sequence, kept)
         sequence.outbox.put(self._finished(sequence, reason))
         return Terminal(sequence, node, kept)
 

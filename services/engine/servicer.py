@@ -21,6 +21,7 @@ from services.engine.request import (
     Finished,
     FinishReason,
     MissReason,
+    Priority,
     Progress,
     Request,
     SamplingParams,
@@ -165,6 +166,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             tenant=message.tenant,
             persist=not message.HasField("persist") or message.persist,
             request_id=message.request_id,
+            priority=_priority(message.priority),
         )
 
     def _is_guarded(self, request: pb.GenerateRequest) -> bool:
@@ -206,6 +208,11 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         if min(ids) < 0 or max(ids) >= self._facts.vocabulary_size:
             raise InvalidRequest("token_ids", f"must be ids from 0 to {self._facts.vocabulary_size - 1}")
         return token_ids
+
+
+def _priority(number: int) -> Priority:
+    # Of what later versions may add, nothing is known that would justify to wait longer.
+    return Priority.BACKGROUND if number == pb.PRIORITY_BACKGROUND else Priority.INTERACTIVE
 
 
 def _scope(cache_scope: str) -> str:

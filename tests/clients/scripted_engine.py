@@ -23,8 +23,8 @@ from services.engine import assembly, core
 from services.engine.config import EngineConfig
 from services.engine.request import Sampled
 from services.engine.runner import Work, run, work_of
-from services.engine.scheduler import Plan
 from services.engine.servicer import EngineServicer
+from services.engine.step import Plan
 from tests.clients import script
 
 LOG_VARIABLE = "SCRIPTED_ENGINE_LOG"

@@ -39,6 +39,11 @@ class Memory:
         max_tokens = request.sampling.max_tokens
         return Sequence.of(request, self.tree.root(scope), 10**6 if max_tokens is None else max_tokens, self.tick)
 
+    def protect(self, sequence: Sequence) -> None:
+        """All that a waiting sequence would hit."""
+        match = self.cache.match(sequence)
+        self.cache.protect(sequence, match.tail or (match.path[-1] if match.path else sequence.root))
+
     def copy(self, copies: list[BlockCopy] | tuple[BlockCopy, ...]) -> None:
         for copy in copies:
             for slot in range(copy.num_tokens):

@@ -89,7 +89,7 @@ class BeltMachine(RuleBasedStateMachine):
     def protect(self, pick: int) -> None:
         if self.waiting:
             sequence = self.waiting[pick % len(self.waiting)]
-            self.memory.cache.protect(sequence, self.memory.cache.match(sequence))
+            self.memory.protect(sequence)
 
     @rule(pick=PICKS, restored=st.integers(0, 24), at_once=st.booleans())
     def admit(self, pick: int, restored: int, at_once: bool) -> None:

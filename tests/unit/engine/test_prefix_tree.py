@@ -203,7 +203,7 @@ def test_what_a_waiting_request_would_hit_is_evicted_last_but_not_never(memory: 
     store(memory, [1] * 10)
     store(memory, [2] * 8)
     waiting = memory.sequence([1] * 9 + [5])
-    memory.cache.protect(waiting, memory.cache.match(waiting))
+    memory.protect(waiting)
     assert memory.tree.evict(2) == 2
     assert (cached(memory, [1] * 10), cached(memory, [2] * 8)) == (10, 0)
     assert memory.tree.evict(1) == 1
@@ -220,7 +220,7 @@ def test_what_a_waiting_request_would_hit_is_evicted_last_but_not_never(memory: 
 def test_a_request_that_is_admitted_needs_no_protection_any_more(memory: Memory):
     store(memory, [1] * 10)
     waiting = memory.sequence([1] * 10 + [5])
-    memory.cache.protect(waiting, memory.cache.match(waiting))
+    memory.protect(waiting)
     admit_sequence(memory, waiting)
     memory.cache.release(waiting, 0)
     store(memory, [2] * 4)

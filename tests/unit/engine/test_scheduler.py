@@ -2,15 +2,16 @@
 
 import os
 import random
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.request import Admitted, Finished, FinishReason, MissReason, Progress, Sampled, Tier, Tokens
-from services.engine.scheduler import EndRules, Plan, PlanRow, Scheduler, Terminal
+from services.engine.scheduler import Scheduler
 from services.engine.sequence import Sequence, State
+from services.engine.step import EndRules, Plan, PlanRow, Terminal
 from tests.unit.engine.memory import Memory, Prefix, to_ids
 
 BLOCK = 4
@@ -42,7 +43,7 @@ class Loop:
         step_tokens: int = 8,
         max_running: int = 4,
         drafts: bool = True,
-        **decisions: Callable[..., bool],
+        **decisions: Any,
     ) -> None:
         self.memory = Memory(num_blocks, BLOCK)
         context = min(CONTEXT, num_blocks * BLOCK)
