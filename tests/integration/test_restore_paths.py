@@ -36,14 +36,14 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 async def stored(store: str, model: Path, ids: list[int], max_tokens: int = 1) -> tuple[int, ...]:
-    async with run_engine(model, store) as engine:
+    async with run_engine(model, store, vram_bytes=2**26) as engine:
         answer = await engine.generate(ids, max_tokens)
         await engine.settled()
     return answer.ids
 
 
 async def cold(model: Path, ids: list[int], max_tokens: int) -> tuple[int, ...]:
-    async with run_engine(model) as engine:
+    async with run_engine(model, vram_bytes=2**26) as engine:
         return (await engine.generate(ids, max_tokens)).ids
 
 
@@ -175,7 +175,7 @@ async def test_a_restore_that_takes_far_longer_than_computing_is_given_up(store:
     await stored(store, model, ids)
     async with (
         run_slow_store(store, bytes_per_s=20_000) as (_, address),
-        run_engine(model, address, restore="cost") as engine,
+        run_engine(model, address, vram_bytes=2**26, restore="cost") as engine,
     ):
         answer = await engine.generate([*ids, 9], 5)
         assert answer.cached() == 0
