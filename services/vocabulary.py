@@ -41,7 +41,17 @@ def load_vocabulary(model_dir: Path) -> Vocabulary:
     """Read a byte-level or byte-fallback BPE ``tokenizer.json``. Raises VocabularyError."""
     path = model_dir / "tokenizer.json"
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
+        return parse_vocabulary(path.read_bytes())
+    except OSError as error:
+        raise VocabularyError(f"{path}: {error.strerror}") from None
+    except VocabularyError as error:
+        raise VocabularyError(f"{path}: {error}") from None
+
+
+def parse_vocabulary(tokenizer_json: str | bytes) -> Vocabulary:
+    """Read the text of a byte-level or byte-fallback BPE ``tokenizer.json``. Raises VocabularyError."""
+    try:
+        document: dict[str, Any] = json.loads(tokenizer_json)
         vocab: dict[str, int] = document["model"]["vocab"]
         added: list[dict[str, Any]] = document.get("added_tokens") or []
         spell = _spelling(document)
@@ -53,10 +63,8 @@ def load_vocabulary(model_dir: Path) -> Vocabulary:
             table[token_id] = spell(text)
         for token in added:
             table[token["id"]] = token["content"].encode()
-    except OSError as error:
-        raise VocabularyError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise VocabularyError(f"{path}: not a usable tokenizer.json ({error})") from None
+        raise VocabularyError(f"not a usable tokenizer.json ({error})") from None
     return Vocabulary(table, frozenset(token["id"] for token in added if token.get("special")))
 
 

@@ -1,0 +1,271 @@
+"""From a program to a fence that can be pushed: checks, and all that is compiled once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.engine.fence.allowed import Allowed, Free, Ids, Mask
+from services.engine.fence.errors import FenceError
+from services.engine.fence.expansion import Expander, KeysFrame, Rest, own_terminator
+from services.engine.fence.program import (
+    Choose,
+    Grammar,
+    Keys,
+    Literal,
+    Mark,
+    Node,
+    Program,
+    ProgramEnd,
+    Raw,
+    Relaxed,
+    Repeat,
+    Value,
+    validate,
+)
+from services.engine.fence.schema import Strictness
+from services.engine.fence.text_automaton import Place, TextAutomaton
+from services.engine.fence.tokens import FenceTokens
+from services.engine.fence.trie import Opening, Structure, TrieNode
+from services.engine.fence.values import CompiledValue, ValueCompiler
+
+COMPILE_BUDGET_S = 0.25
+"""For one program's values; those that are left then are compiled by type only."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRaw:
+    """Raw text without a pattern."""
+
+    automaton: TextAutomaton
+    min_chars: int
+    max_chars: int | None
+    is_closed: bool
+    """Ends only where a mark, or the end of the program, follows ``end``; else at its first ``end``."""
+    shared: bytes = b""
+    """What of its end belongs to what follows."""
+
+    @property
+    def counts_chars(self) -> bool:
+        """Whether there are limits."""
+        return self.min_chars > 0 or self.max_chars is not None
+
+
+class FenceCompiler:
+    """Compiles programs for one model; values stay compiled between them. One thread at a time."""
+
+    def __init__(self, tokens: FenceTokens) -> None:
+        self.tokens = tokens
+        self.values = ValueCompiler(tokens)
+        self._good_literals: set[str] = set()
+        self._good_markers: set[int] = set()
+
+    def compile(self, program: Program, reasoning_end_id: int | None = None) -> CompiledFence:
+        """``reasoning_end_id``: the token that ends the model's thinking; needed behind a gate.
+
+        Raises FenceError where the program cannot be kept with this tokenizer. Values that cannot be enforced are
+        relaxed instead (``CompiledFence.relaxed``).
+        """
+        validate(program)
+        if program.has_reasoning_gate and reasoning_end_id is None:
+            raise FenceError("reasoning_gate: the model has no end of reasoning")
+        self._check_markers(program)
+        expander = Expander(program, self.tokens)
+        self._check_literals(program, expander)
+        fence = CompiledFence(program, Structure(expander, self.tokens), self.values, reasoning_end_id)
+        fence.prepare(time.monotonic() + COMPILE_BUDGET_S)
+        return fence
+
+    def _check_markers(self, program: Program) -> None:
+        marks = {node.token_id for node in program.nodes if isinstance(node, Mark)}
+        trigger = program.trigger
+        triggers = set() if trigger is None or trigger.marker_id is None else {trigger.marker_id}
+        for token_id in {*marks, *triggers, *program.marker_ids} - self._good_markers:
+            if token_id >= self.tokens.num_ids:
+                raise FenceError(f"marker {token_id} is beyond the vocabulary")
+            self.tokens.check_marker(token_id)
+            self._good_markers.add(token_id)
+
+    def _check_literals(self, program: Program, expander: Expander) -> None:
+        texts = [text for node in program.nodes for text in _texts(node)]
+        if program.trigger is not None:
+            texts.append(program.trigger.lead_in)
+        for text in texts:
+            for part in expander.parts(text):
+                if isinstance(part, str) and part not in self._good_literals:
+                    self.tokens.check_literal(part)
+                    if len(self._good_literals) > 100_000:
+                        self._good_literals.clear()
+                    self._good_literals.add(part)
+
+
+class CompiledFence:
+    """A program for one tokenizer; any number of fences may share it. What it builds late, it keeps."""
+
+    def __init__(
+        self, program: Program, structure: Structure, values: ValueCompiler, reasoning_end_id: int | None
+    ) -> None:
+        self.program = program
+        self.structure = structure
+        self.values = values
+        self.tokens = structure.tokens
+        self.reasoning_end_id = reasoning_end_id
+        self._opened: dict[tuple[int, bytes, tuple[bytes, ...]], CompiledRaw | CompiledValue] = {}
+        self._is_late = False
+        self._relaxed: dict[Relaxed, None] = {}
+        self.end = Ids(self.tokens.eos_ids)
+        """What is legal once the program is over."""
+        trigger = program.trigger
+        self.trigger_id = None if trigger is None else trigger.marker_id
+        self.lead_in = b"" if trigger is None else trigger.lead_in.encode()
+        bare = self.lead_in.lstrip()
+        self.bare_lead_in = bare if trigger is not None and trigger.is_bare_at_start else None
+        """Enough at the answer's beginning."""
+        illegal = {*program.marker_ids} | (set() if self.trigger_id is None else {self.trigger_id})
+        everything = self.tokens.row(range(self.tokens.num_ids))
+        self.free_text = TextAutomaton(
+            self.tokens,
+            [everything & ~self.tokens.row(illegal)],
+            end=self.lead_in,
+            stops_at_end=self.trigger_id is None,
+            # Spelt out, a trigger would be read as one, too.
+            forbidden=[bare + (b"" if self.trigger_id is None else self.tokens.spellings[self.trigger_id])],
+        )
+        self.everything = everything
+        self.free_masks: dict[tuple[Place, bytes | None], Free | Mask] = {}
+        """Of free text, by where it stands; filled by its readers."""
+        self.ends_with_eos = program.end is ProgramEnd.EOS_ONLY
+        thinking = illegal - {reasoning_end_id}
+        if trigger is None:
+            thinking |= self.tokens.eos_ids
+        self.reasoning: Allowed = Mask(everything & ~self.tokens.row(thinking)) if thinking else Free()
+        """What is legal before the gate."""
+
+    @property
+    def relaxed(self) -> tuple[Relaxed, ...]:
+        """What is not enforced, as far as that is known."""
+        return tuple(self._relaxed)
+
+    def note_relaxed(self, node: int, pointer: str, keyword: str) -> None:
+        """Something else is not enforced."""
+        self._relaxed[Relaxed(f"nodes[{node}]{pointer}", keyword)] = None
+
+    def open(self, opening: Opening) -> CompiledRaw | CompiledValue:
+        """What begins there."""
+        node = self.program.nodes[opening.node]
+        # Raw text does not look beyond its own terminator; whether it may end inside the text is the follower's.
+        is_closed = self.structure.is_closed(opening.rest) if isinstance(node, Raw) else False
+        tails = (b"closed" if is_closed else b"",) if isinstance(node, Raw) else self.structure.tails(opening.rest)
+        key = (opening.node, opening.joint, tails)
+        found = self._opened.get(key)
+        if found is None:
+            found = self._opened[key] = self._open(opening, tails, is_closed)
+        return found
+
+    def weakened(self, opening: Opening, strictness: Strictness) -> CompiledValue | CompiledRaw:
+        """The value that begins there, less strict."""
+        node = self.program.nodes[opening.node]
+        if isinstance(node, (Raw, Grammar)):
+            return self._any_text(opening, node, self.structure.is_closed(opening.rest))
+        assert isinstance(node, Value)
+        tails = self.structure.tails(opening.rest)
+        found = self.values.compile(node, opening.joint, tails, strictness=strictness)
+        assert found is not None
+        self._note_dropped(opening.node, found)
+        return found
+
+    def prepare(self, deadline: float) -> None:
+        """Compile what is likely to be needed, until ``deadline`` (of the monotonic clock)."""
+        for opening in self._openings(deadline):
+            self._is_late = time.monotonic() > deadline
+            self.open(opening)
+        self._is_late = False
+
+    def _open(self, opening: Opening, tails: tuple[bytes, ...], is_closed: bool) -> CompiledRaw | CompiledValue:
+        node = self.program.nodes[opening.node]
+        assert isinstance(node, (Value, Raw, Grammar))
+        if isinstance(node, Raw) and node.pattern is None:
+            return self._raw(node, is_closed)
+        if self._is_late and not isinstance(node, Value):
+            return self._any_text(opening, node, is_closed)
+        end = own_terminator(self.structure.expander.parts(node.after)) if isinstance(node, Raw) else ""
+        tails = (b"",) if isinstance(node, Raw) else tails
+        strictness = Strictness.TYPE if self._is_late else Strictness.WHOLE
+        found = self.values.compile(node, opening.joint, tails, end, stops_at_end=not is_closed, strictness=strictness)
+        if found is None:
+            return self._any_text(opening, node, is_closed)
+        self._note_dropped(opening.node, found)
+        return found
+
+    def _note_dropped(self, node: int, value: CompiledValue) -> None:
+        for pointer, keyword in value.dropped:
+            self.note_relaxed(node, pointer, keyword)
+
+    def _any_text(self, opening: Opening, node: Raw | Grammar | Value, is_closed: bool) -> CompiledRaw:
+        """Instead of a grammar that does not compile: any text up to what follows."""
+        if isinstance(node, Raw):
+            self.note_relaxed(opening.node, "", "pattern")
+            return self._raw(node, is_closed)
+        self.note_relaxed(opening.node, "", "grammar")
+        closing = next((one.text for one in self.structure.alternatives(opening.rest) if one.text), "")
+        return CompiledRaw(self.values.automaton(closing, True, (), False), 0, None, is_closed, closing.encode())
+
+    def _raw(self, node: Raw, is_closed: bool) -> CompiledRaw:
+        end = own_terminator(self.structure.expander.parts(node.after))
+        counts_chars = node.min_chars > 0 or node.max_chars is not None
+        automaton = self.values.automaton(end, not is_closed, node.forbidden, counts_chars)
+        return CompiledRaw(automaton, node.min_chars, node.max_chars, is_closed)
+
+    def _openings(self, deadline: float) -> Iterator[Opening]:
+        """Those that calls come through; of keys each with all that may follow it."""
+        pending: list[TrieNode | None] = [self.structure.start()]
+        seen: set[int] = set()
+        while pending:
+            node = pending.pop()
+            if node is None or id(node) in seen or time.monotonic() > deadline:
+                continue
+            seen.add(id(node))
+            pending.extend(node.children.values())
+            pending.extend(self.structure.behind(node, token_id) for token_id in node.marks)
+            for opening in node.openings:
+                variants = _key_variants(self.program, opening.rest)
+                for rest in variants:
+                    yield Opening(opening.node, rest, opening.joint)
+                # All values come up at the first key; what is behind the last one is left.
+                pending.append(self.structure.at((variants[-1],)))
+
+
+def _key_variants(program: Program, rest: Rest) -> list[Rest]:
+    """``rest``, and the same with only optional keys to come, and with none."""
+    if rest is None:
+        return [rest]
+    frame, behind = rest
+    if not isinstance(frame, KeysFrame):
+        return [(frame, variant) for variant in _key_variants(program, behind)]
+    keys = program.nodes[frame.node]
+    assert isinstance(keys, Keys)
+    required = sum(1 << position for position, item in enumerate(keys.items) if item.is_required)
+    every = (1 << len(keys.items)) - 1
+    masks = dict.fromkeys((frame.seen, frame.seen | required, every))
+    last = frame.last if keys.is_any_order else len(keys.items)
+    return [(KeysFrame(frame.node, mask, last if mask == every else frame.last), behind) for mask in masks]
+
+
+def _texts(node: Node) -> Iterator[str]:
+    match node:
+        case Literal(text):
+            yield text
+        case Choose(branches):
+            yield from (branch.key for branch in branches)
+        case Keys():
+            yield from (item.key for item in node.items)
+            yield from (node.between, node.close)
+        case Value():
+            yield from (node.before, node.after)
+        case Raw():
+            yield node.after
+        case Repeat():
+            yield node.separator
+        case _:
+            pass

@@ -1,0 +1,296 @@
+"""A grammar over text and marker tokens, as a caller sends it.
+
+The same shape as ``fence.proto``'s ``Program``: nodes refer to each other by index. What is wrong with a program is
+found here, before anything is compiled; messages name the place as a path (``nodes[3].choose.branches[0].next``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from services.engine.fence.errors import FenceError
+
+_MAX_NODES = 100_000
+_MAX_DEPTH = 200
+"""Nodes inside each other; compiling walks them recursively."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Text that must follow; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A token that must follow."""
+
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One node after another."""
+
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """An alternative of ``Choose``: its text, and the node behind it."""
+
+    key: str
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Exactly one branch. No key is a prefix of another."""
+
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyItem:
+    """A key's text, and the node of its value."""
+
+    key: str
+    value: int
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys with values; ``close`` is legal once all required ones are there."""
+
+    items: tuple[KeyItem, ...]
+    between: str = ""
+    close: str = ""
+    is_any_order: bool = True
+    """Else in the order given."""
+    is_unique: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A JSON value with the text around it."""
+
+    json_schema: str
+    before: str = ""
+    after: str = ""
+    is_canonical: bool = True
+    """Only the spelling that survives a JSON round trip."""
+    forbidden: tuple[str, ...] = ()
+    """Texts that may not appear, not even in strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Any text up to ``after``. Where a mark or the program's end follows, the text ends only where ``after`` stands
+    directly before that token; elsewhere the first ``after`` ends it."""
+
+    after: str = ""
+    min_chars: int = 0
+    max_chars: int | None = None
+    pattern: str | None = None
+    """For the whole text."""
+    forbidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A node several times; no ``max``: without limit."""
+
+    node: int
+    min: int = 1
+    max: int | None = None
+    separator: str = ""
+
+
+class GrammarSyntax(Enum):
+    """Languages in which a grammar of its own may be written."""
+
+    LARK = auto()
+    REGEX = auto()
+    JSON_SCHEMA = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar of its own, untrusted."""
+
+    syntax: GrammarSyntax
+    text: str
+
+
+Node = Literal | Mark | Sequence | Choose | Keys | Value | Raw | Repeat | Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Starts the program out of free text: behind ``lead_in`` and the marker, or behind ``lead_in`` alone."""
+
+    lead_in: str
+    marker_id: int | None = None
+    is_bare_at_start: bool = False
+    """At the answer's beginning the whitespace at ``lead_in``'s beginning may be missing."""
+
+
+class ProgramEnd(Enum):
+    """What may follow a program."""
+
+    EOS_ONLY = auto()
+    FREE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The whole grammar; ``validate`` says whether it makes sense."""
+
+    nodes: tuple[Node, ...]
+    entry: int = 0
+    trigger: Trigger | None = None
+    has_reasoning_gate: bool = False
+    """Starts only after the reasoning end."""
+    marker_ids: tuple[int, ...] = ()
+    """Illegal inside values, as tokens and spelt out, and in free text but for the trigger."""
+    end: ProgramEnd = ProgramEnd.EOS_ONLY
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """A constraint that is not enforced: where (``tools.search.query``, or a node), and which keyword."""
+
+    path: str
+    keyword: str
+
+
+def validate(program: Program) -> None:
+    """Raises FenceError for what cannot be meant."""
+    if not program.nodes:
+        raise FenceError("nodes: there are none")
+    if len(program.nodes) > _MAX_NODES:
+        raise FenceError(f"nodes: more than {_MAX_NODES}")
+    _check_index(program, program.entry, "entry")
+    for position, node in enumerate(program.nodes):
+        _check_node(program, node, f"nodes[{position}]")
+    _check_depth(program)
+    trigger = program.trigger
+    if trigger is not None and trigger.marker_id is None and not trigger.lead_in.strip():
+        raise FenceError("trigger.lead_in: without a marker it must be more than whitespace")
+    for position, marker_id in enumerate(program.marker_ids):
+        _check(marker_id >= 0, f"marker_ids[{position}]", "negative")
+
+
+def _check_node(program: Program, node: Node, path: str) -> None:
+    match node:
+        case Literal(text):
+            _check(text != "", f"{path}.literal.text", "empty")
+            _check_text(text, f"{path}.literal.text")
+        case Mark(token_id):
+            _check(token_id >= 0, f"{path}.mark.token_id", "negative")
+        case Sequence(nodes):
+            for number, index in enumerate(nodes):
+                _check_index(program, index, f"{path}.sequence.nodes[{number}]")
+                _check_end_of_raw(program, nodes[number:], f"{path}.sequence.nodes[{number}]")
+        case Choose(branches):
+            _check(len(branches) > 0, f"{path}.choose.branches", "there are none")
+            for number, branch in enumerate(branches):
+                _check_index(program, branch.next, f"{path}.choose.branches[{number}].next")
+                _check_text(branch.key, f"{path}.choose.branches[{number}].key")
+            if len(branches) > 1:
+                _check_prefix_free([branch.key for branch in branches], f"{path}.choose.branches")
+        case Keys(items):
+            for number, item in enumerate(items):
+                _check_index(program, item.value, f"{path}.keys.items[{number}].value")
+                _check_text(item.key, f"{path}.keys.items[{number}].key")
+            _check_prefix_free([item.key for item in items], f"{path}.keys.items")
+            _check_text(node.between + node.close, f"{path}.keys")
+        case Value():
+            _check_text(node.before + node.after, f"{path}.value")
+        case Raw():
+            _check(node.min_chars >= 0, f"{path}.raw.min_chars", "negative")
+            too_few = node.max_chars is not None and node.max_chars < node.min_chars
+            _check(not too_few, f"{path}.raw.max_chars", "less than min_chars")
+            _check("" not in node.forbidden, f"{path}.raw.forbidden", "an empty text would forbid everything")
+            _check_text(node.after, f"{path}.raw.after")
+        case Repeat():
+            _check_index(program, node.node, f"{path}.repeat.node")
+            _check(node.min >= 0, f"{path}.repeat.min", "negative")
+            too_few = node.max is not None and node.max < max(node.min, 1)
+            _check(not too_few, f"{path}.repeat.max", "less than min, or zero")
+        case Grammar():
+            _check(node.text != "", f"{path}.grammar.text", "empty")
+
+
+def _check_end_of_raw(program: Program, nodes: Many[int], path: str) -> None:
+    node = program.nodes[nodes[0]]
+    if isinstance(node, Raw) and node.after == "" and len(nodes) > 1:
+        follower = program.nodes[nodes[1]] if nodes[1] < len(program.nodes) else None
+        _check(
+            isinstance(follower, Mark), path, "raw text without a terminator must end at a mark or the program's end"
+        )
+
+
+def _check_prefix_free(keys: list[str], path: str) -> None:
+    keys = sorted(keys)
+    for first, second in zip(keys, keys[1:], strict=False):
+        _check(first != "" and not second.startswith(first), path, f"key {first!r} is a prefix of {second!r}")
+
+
+def _check_index(program: Program, index: int, path: str) -> None:
+    _check(0 <= index < len(program.nodes), path, f"there is no node {index}")
+
+
+def _check_text(text: str, path: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FenceError(f"{path}: not valid Unicode text") from None
+
+
+def _check(is_right: bool, path: str, message: str) -> None:
+    if not is_right:
+        raise FenceError(f"{path}: {message}")
+
+
+def children(node: Node) -> tuple[int, ...]:
+    """Indexes of the nodes inside ``node``."""
+    match node:
+        case Sequence(nodes):
+            return nodes
+        case Choose(branches):
+            return tuple(branch.next for branch in branches)
+        case Keys(items):
+            return tuple(item.value for item in items)
+        case Repeat():
+            return (node.node,)
+        case _:
+            return ()
+
+
+def _check_depth(program: Program) -> None:
+    """No node contains itself, and none lies too deep. Depth first, without recursion."""
+    depth_by_node: dict[int, int] = {}
+    for start in range(len(program.nodes)):
+        path: list[tuple[int, int]] = [(start, 0)]
+        on_path = {start}
+        while path:
+            index, number = path[-1]
+            inside = children(program.nodes[index])
+            if index in depth_by_node or number == len(inside):
+                below = [depth_by_node[child] for child in inside]
+                depth_by_node[index] = 1 + max(below, default=0)
+                _check(depth_by_node[index] <= _MAX_DEPTH, f"nodes[{index}]", f"more than {_MAX_DEPTH} nodes deep")
+                path.pop()
+                on_path.discard(index)
+                continue
+            path[-1] = (index, number + 1)
+            child = inside[number]
+            _check(child not in on_path, f"nodes[{index}]", "contains itself")
+            if child not in depth_by_node:
+                path.append((child, 0))
+                on_path.add(child)

@@ -1,0 +1,124 @@
+"""JSON Schemas made ready for the grammar library, and how much of one can be enforced.
+
+A schema is untrusted. What the library does not know, or refuses, is given up for that value alone, in steps: first
+everything but the shape, then everything but the type, then any JSON will do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any, cast
+
+_MAX_SCHEMA_CHARS = 64 * 1024
+_ANNOTATIONS = frozenset(
+    ("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title")
+) | {"writeOnly", "x-guidance"}
+_SHAPE = frozenset(
+    ("$defs", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "items", "oneOf", "prefixItems")
+) | {"properties", "required", "type"}
+_MAPS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
+_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+_SCHEMAS = frozenset(
+    ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems")
+) | {"unevaluatedProperties"}
+
+
+class Strictness(IntEnum):
+    """How much of a schema is kept."""
+
+    ANY = 0
+    TYPE = 1
+    SHAPE = 2
+    WHOLE = 3
+
+
+class JsonSchema:
+    """One schema as received."""
+
+    def __init__(self, text: str) -> None:
+        """Text that is no schema, or too long, allows anything."""
+        self.fault: str | None = None
+        schema: object = True
+        if len(text) > _MAX_SCHEMA_CHARS:
+            self.fault = "schema"
+        else:
+            try:
+                schema = json.loads(text)
+            except (ValueError, RecursionError):
+                self.fault = "schema"
+        if not isinstance(schema, (dict, bool)):
+            self.fault, schema = "schema", True
+        try:
+            self._schema: Any = _rewritten(schema, lambda key: key not in _ANNOTATIONS)
+        except RecursionError:
+            self.fault, self._schema = "schema", True
+
+    def text(self, strictness: Strictness) -> str:
+        """The schema without annotations; equal for equal constraints."""
+        match strictness:
+            case Strictness.WHOLE:
+                kept = self._schema
+            case Strictness.SHAPE:
+                kept = _rewritten(self._schema, lambda key: key in _SHAPE)
+            case Strictness.TYPE:
+                kept = {key: value for key, value in self._top().items() if key == "type"}
+            case Strictness.ANY:
+                kept = {}
+        return json.dumps(kept, ensure_ascii=False)
+
+    def dropped(self, strictness: Strictness) -> list[tuple[str, str]]:
+        """(pointer, keyword) of what is not kept."""
+        if self.fault is not None:
+            return [("", self.fault)]
+        match strictness:
+            case Strictness.WHOLE:
+                return []
+            case Strictness.SHAPE:
+                return [(pointer, keyword) for pointer, keyword in _keywords(self._schema) if keyword not in _SHAPE]
+            case Strictness.TYPE:
+                return [("", keyword) for keyword in self._top() if keyword != "type"]
+            case Strictness.ANY:
+                return [("", keyword) for keyword in self._top()] or [("", "schema")]
+
+    def places(self, keyword: str) -> list[str]:
+        """JSON pointers of the schemas that have ``keyword``."""
+        return [pointer for pointer, found in _keywords(self._schema) if found == keyword]
+
+    def _top(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._schema) if isinstance(self._schema, dict) else {}
+
+
+def _rewritten(schema: object, keeps: Callable[[str], bool]) -> object:
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, object] = {}
+    for key, value in cast("dict[str, object]", schema).items():
+        if keeps(key):
+            kept[key] = _map_inside(key, value, lambda inner: _rewritten(inner, keeps))
+    return kept
+
+
+def _map_inside(key: str, value: object, change: Callable[[object], object]) -> object:
+    """``value`` of the keyword ``key`` with the schemas inside it changed."""
+    if key in _MAPS and isinstance(value, dict):
+        return {name: change(inner) for name, inner in cast("dict[str, object]", value).items()}
+    if key in _LISTS and isinstance(value, list):
+        return [change(inner) for inner in cast("list[object]", value)]
+    return change(value) if key in _SCHEMAS else value
+
+
+def _keywords(schema: object, pointer: str = "") -> Iterator[tuple[str, str]]:
+    if not isinstance(schema, dict):
+        return
+    for key, value in cast("dict[str, object]", schema).items():
+        yield pointer, key
+        if key in _MAPS and isinstance(value, dict):
+            for name, inner in cast("dict[str, object]", value).items():
+                yield from _keywords(inner, f"{pointer}/{key}/{name}")
+        elif key in _LISTS and isinstance(value, list):
+            for number, inner in enumerate(cast("list[object]", value)):
+                yield from _keywords(inner, f"{pointer}/{key}/{number}")
+        elif key in _SCHEMAS:
+            yield from _keywords(value, f"{pointer}/{key}")

@@ -1,0 +1,45 @@
+"""The tokenizers that fences are tested with: SmolLM2's, the default model's, and what ``make bench-data`` fetched."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bench.data import tokenizer_path
+from services.engine.fence.compile import FenceCompiler
+from services.engine.fence.tokens import FenceTokens
+from services.vocabulary import parse_vocabulary
+from tests.unit.engine.fence.programs import GLM_MARKERS
+
+_END_TEXTS = {"smollm2": "<|im_end|>", "qwen3": "<|im_end|>", "deepseek-v4": "<｜end▁of▁sentence｜>"}
+
+
+@cache
+def _compiler(path: Path, end_text: str, more: tuple[str, ...]) -> FenceCompiler:
+    document = json.loads(path.read_text())
+    next_id = 1 + max([*document["model"]["vocab"].values(), *(token["id"] for token in document["added_tokens"])])
+    for number, content in enumerate(more):
+        token = {"id": next_id + number, "content": content, "special": False, "normalized": False}
+        document["added_tokens"].append({**token, "single_word": False, "lstrip": False, "rstrip": False})
+    (eos_id,) = [token["id"] for token in document["added_tokens"] if token["content"] == end_text]
+    text = json.dumps(document)
+    return FenceCompiler(FenceTokens(parse_vocabulary(text), text, [eos_id]))
+
+
+def compiler(name: str, smollm2_dir: Path) -> FenceCompiler:
+    """``glm`` is SmolLM2's with the six tags of GLM as added tokens. Skips what is not there."""
+    if name in ("smollm2", "glm"):
+        return _compiler(smollm2_dir / "tokenizer.json", _END_TEXTS["smollm2"], GLM_MARKERS if name == "glm" else ())
+    path = tokenizer_path(name)
+    if not path.exists():
+        pytest.skip("make bench-data fetches it")
+    return _compiler(path, _END_TEXTS[name], ())
+
+
+def marker_ids(compiler: FenceCompiler, *spellings: str) -> dict[str, int]:
+    """Of added tokens."""
+    ids = {compiler.tokens.spellings[token_id].decode(): token_id for token_id in compiler.tokens.added_ids}
+    return {spelling: ids[spelling] for spelling in spellings}
