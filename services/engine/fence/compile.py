@@ -30,8 +30,9 @@ from services.engine.fence.tokens import FenceTokens
 from services.engine.fence.trie import Opening, Structure, TrieNode
 from services.engine.fence.values import CompiledValue, ValueCompiler
 
+_MAX_FENCES = 64
 COMPILE_BUDGET_S = 0.25
-"""For one program's values; those that are left then are compiled by type only."""
+"""CPU seconds for one program. Each grammar has a limit of its own besides, beyond which it is relaxed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class FenceCompiler:
     def __init__(self, tokens: FenceTokens) -> None:
         self.tokens = tokens
         self.values = ValueCompiler(tokens)
+        self._fences: dict[tuple[Program, int | None], CompiledFence] = {}
         self._good_literals: set[str] = set()
         self._good_markers: set[int] = set()
 
@@ -65,16 +67,31 @@ class FenceCompiler:
         """``reasoning_end_id``: the token that ends the model's thinking; needed behind a gate.
 
         Raises FenceError where the program cannot be kept with this tokenizer. Values that cannot be enforced are
-        relaxed instead (``CompiledFence.relaxed``).
+        relaxed instead (``CompiledFence.relaxed``). The turns of a session bring the same tools: the last programs are
+        kept.
         """
+        key = (program, reasoning_end_id)
+        fence = self._fences.pop(key, None)
+        if fence is None:
+            fence = self._compile(program, reasoning_end_id)
+        self._fences[key] = fence
+        if len(self._fences) > _MAX_FENCES:
+            self._fences.pop(next(iter(self._fences)))
+        return fence
+
+    def _compile(self, program: Program, reasoning_end_id: int | None) -> CompiledFence:
         validate(program)
         if program.has_reasoning_gate and reasoning_end_id is None:
             raise FenceError("reasoning_gate: the model has no end of reasoning")
         self._check_markers(program)
         expander = Expander(program, self.tokens)
+        for index, node in enumerate(program.nodes):
+            end = own_terminator(expander.parts(node.after)) if isinstance(node, Raw) else ""
+            if isinstance(node, Raw) and any(text in end[:-1] for text in node.forbidden):
+                raise FenceError(f"nodes[{index}].raw.forbidden: the terminator contains such a text")
         self._check_literals(program, expander)
         fence = CompiledFence(program, Structure(expander, self.tokens), self.values, reasoning_end_id)
-        fence.prepare(time.monotonic() + COMPILE_BUDGET_S)
+        fence.prepare(time.thread_time() + COMPILE_BUDGET_S)
         return fence
 
     def _check_markers(self, program: Program) -> None:
@@ -112,7 +129,6 @@ class CompiledFence:
         self.tokens = structure.tokens
         self.reasoning_end_id = reasoning_end_id
         self._opened: dict[tuple[int, bytes, tuple[bytes, ...]], CompiledRaw | CompiledValue] = {}
-        self._is_late = False
         self._relaxed: dict[Relaxed, None] = {}
         self.end = Ids(self.tokens.eos_ids)
         """What is legal once the program is over."""
@@ -123,23 +139,21 @@ class CompiledFence:
         self.bare_lead_in = bare if trigger is not None and trigger.is_bare_at_start else None
         """Enough at the answer's beginning."""
         illegal = {*program.marker_ids} | (set() if self.trigger_id is None else {self.trigger_id})
-        everything = self.tokens.row(range(self.tokens.num_ids))
         self.free_text = TextAutomaton(
             self.tokens,
-            [everything & ~self.tokens.row(illegal)],
+            [self.tokens.without(self.tokens.full_row, illegal)],
             end=self.lead_in,
             stops_at_end=self.trigger_id is None,
             # Spelt out, a trigger would be read as one, too.
             forbidden=[bare + (b"" if self.trigger_id is None else self.tokens.spellings[self.trigger_id])],
         )
-        self.everything = everything
         self.free_masks: dict[tuple[Place, bytes | None], Free | Mask] = {}
         """Of free text, by where it stands; filled by its readers."""
         self.ends_with_eos = program.end is ProgramEnd.EOS_ONLY
         thinking = illegal - {reasoning_end_id}
         if trigger is None:
             thinking |= self.tokens.eos_ids
-        self.reasoning: Allowed = Mask(everything & ~self.tokens.row(thinking)) if thinking else Free()
+        self.reasoning: Allowed = Mask(self.tokens.without(self.tokens.full_row, thinking)) if thinking else Free()
         """What is legal before the gate."""
 
     @property
@@ -176,23 +190,21 @@ class CompiledFence:
         return found
 
     def prepare(self, deadline: float) -> None:
-        """Compile what is likely to be needed, until ``deadline`` (of the monotonic clock)."""
+        """Compile what is likely to be needed, until ``deadline`` (CPU time of this thread, in seconds).
+
+        What is left is compiled where it is met, about 1 ms each.
+        """
         for opening in self._openings(deadline):
-            self._is_late = time.monotonic() > deadline
             self.open(opening)
-        self._is_late = False
 
     def _open(self, opening: Opening, tails: tuple[bytes, ...], is_closed: bool) -> CompiledRaw | CompiledValue:
         node = self.program.nodes[opening.node]
         assert isinstance(node, (Value, Raw, Grammar))
         if isinstance(node, Raw) and node.pattern is None:
             return self._raw(node, is_closed)
-        if self._is_late and not isinstance(node, Value):
-            return self._any_text(opening, node, is_closed)
         end = own_terminator(self.structure.expander.parts(node.after)) if isinstance(node, Raw) else ""
         tails = (b"",) if isinstance(node, Raw) else tails
-        strictness = Strictness.TYPE if self._is_late else Strictness.WHOLE
-        found = self.values.compile(node, opening.joint, tails, end, stops_at_end=not is_closed, strictness=strictness)
+        found = self.values.compile(node, opening.joint, tails, end, stops_at_end=not is_closed)
         if found is None:
             return self._any_text(opening, node, is_closed)
         self._note_dropped(opening.node, found)
@@ -212,9 +224,12 @@ class CompiledFence:
         return CompiledRaw(self.values.automaton(closing, True, (), False), 0, None, is_closed, closing.encode())
 
     def _raw(self, node: Raw, is_closed: bool) -> CompiledRaw:
-        end = own_terminator(self.structure.expander.parts(node.after))
+        parts = self.structure.expander.parts(node.after)
+        end = own_terminator(parts)
         counts_chars = node.min_chars > 0 or node.max_chars is not None
-        automaton = self.values.automaton(end, not is_closed, node.forbidden, counts_chars)
+        # A terminator that is spelt out, without its markers, would be read as one, too.
+        spelt = () if end == node.after else (node.after,)
+        automaton = self.values.automaton(end, not is_closed, (*node.forbidden, *spelt), counts_chars)
         return CompiledRaw(automaton, node.min_chars, node.max_chars, is_closed)
 
     def _openings(self, deadline: float) -> Iterator[Opening]:
@@ -223,11 +238,13 @@ class CompiledFence:
         seen: set[int] = set()
         while pending:
             node = pending.pop()
-            if node is None or id(node) in seen or time.monotonic() > deadline:
+            if node is None or id(node) in seen or time.thread_time() > deadline:
                 continue
             seen.add(id(node))
             pending.extend(node.children.values())
             pending.extend(self.structure.behind(node, token_id) for token_id in node.marks)
+            if node.resumed:
+                pending.append(self.structure.at(node.resumed))
             for opening in node.openings:
                 variants = _key_variants(self.program, opening.rest)
                 for rest in variants:

@@ -28,9 +28,9 @@ from services.engine.fence.program import (
 from services.engine.fence.tokens import FenceTokens
 
 _MAX_TEXT = 16_384
-_MAX_ALTERNATIVES = 20_000
-_MAX_ROUNDS = 2
-"""Of repetitions without anything open in them. Beyond any, an alternative is cut and goes on from there."""
+_MAX_FAN_OUT = 32
+"""Of choices in a row. Beyond either, an alternative is cut where it stands and goes on from there: else the tools
+would multiply with their parameters, and calls of fixed text with each other, without end."""
 
 
 class NodeFrame(NamedTuple):
@@ -110,20 +110,22 @@ class Expander:
     def expand(self, rest: Rest) -> list[Alternative]:
         """All that may come; in the program's order."""
         found: list[Alternative] = []
-        pending: list[tuple[str, Rest, int]] = [("", rest, 0)]
+        pending: list[tuple[str, Rest, int]] = [("", rest, 1)]
         while pending:
-            text, rest, num_rounds = pending.pop()
-            is_long = len(text) > _MAX_TEXT or len(found) + len(pending) > _MAX_ALTERNATIVES
-            if rest is None or is_long or num_rounds > _MAX_ROUNDS:
+            text, rest, fan_out = pending.pop()
+            if rest is None or len(text) > _MAX_TEXT:
                 found.append(Alternative(text, rest))
                 continue
             frame, behind = rest
-            num_rounds += isinstance(frame, RepeatFrame)
-            for step in reversed([*self._step(text, frame, behind)]):
+            steps = [*self._step(text, frame, behind)]
+            if text and len(steps) > 1 and fan_out * len(steps) > _MAX_FAN_OUT:
+                found.append(Alternative(text, rest))
+                continue
+            for step in reversed(steps):
                 if isinstance(step, Alternative):
                     found.append(step)
                 else:
-                    pending.append((*step, num_rounds))
+                    pending.append((*step, fan_out * len(steps)))
         return found
 
     def _step(self, text: str, frame: Frame, behind: Rest) -> Iterator[tuple[str, Rest] | Alternative]:

@@ -17,7 +17,6 @@ import numpy as np
 from services.engine.fence.allowed import Allowed, Free, Ids, Mask
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence.threads import FreeThread, RawThread, StructureThread, Thread, ValueThread, begin
-
 from services.engine.fence.tokens import FenceTokens
 
 

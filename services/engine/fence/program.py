@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import pairwise
 
 from services.engine.fence.errors import FenceError
 
@@ -237,7 +238,7 @@ def _check_end_of_raw(program: Program, nodes: Many[int], path: str) -> None:
 
 def _check_prefix_free(keys: list[str], path: str) -> None:
     keys = sorted(keys)
-    for first, second in zip(keys, keys[1:], strict=False):
+    for first, second in pairwise(keys):
         _check(first != "" and not second.startswith(first), path, f"key {first!r} is a prefix of {second!r}")
 
 

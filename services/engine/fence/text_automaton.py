@@ -203,10 +203,10 @@ class TextAutomaton:
         by_text = {text: state for state, text in enumerate(spelt)}
         self._next: list[list[int]] = [[0] * 256 for _ in spelt]
         for state in sorted(range(len(spelt)), key=self._depths.__getitem__):
-            shorter = self._next[_longest_suffix(spelt[state], by_text)] if state else None
-            for byte in range(256):
-                fallen = 0 if shorter is None else shorter[byte]
-                self._next[state][byte] = children[state].get(byte, fallen)
+            if state:
+                self._next[state] = list(self._next[_longest_suffix(spelt[state], by_text)])
+            for byte, child in children[state].items():
+                self._next[state][byte] = child
 
 
 _OPEN, _ENDED, _FORBIDDEN = 0, 1, 2

@@ -15,7 +15,7 @@ import llguidance
 import numpy as np
 
 from services.engine.fence import json_text
-from services.engine.fence.allowed import Allowed, Free, Ids, Mask
+from services.engine.fence.allowed import Allowed, Free, Mask
 from services.engine.fence.compile import CompiledFence, CompiledRaw
 from services.engine.fence.expansion import Rest
 from services.engine.fence.schema import Strictness
@@ -189,6 +189,8 @@ class RawThread:
         return step.surplus is None or self.fence.structure.takes(self.opening.rest, self._surplus(step))
 
     def _fits(self, step: Step) -> bool:
+        if not self.raw.counts_chars:
+            return True
         num_chars = self.num_chars + step.num_chars
         if self.raw.max_chars is not None and num_chars > self.raw.max_chars:
             return False
@@ -405,7 +407,7 @@ class FreeThread:
         found = self.fence.free_masks.get((self.place, self.begun))
         if found is None:
             row = self._row()
-            is_free = np.array_equal(row, self.fence.everything)
+            is_free = np.array_equal(row, self.fence.tokens.full_row)
             found = self.fence.free_masks[self.place, self.begun] = Free() if is_free else Mask(row)
         return found
 

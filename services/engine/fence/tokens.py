@@ -70,6 +70,18 @@ class FenceTokens:
         flags[list(ids)] = True
         return np.packbits(flags, bitorder="little").view(np.uint32)
 
+    @cached_property
+    def full_row(self) -> Row:
+        """Every id, text or not."""
+        return self.row(range(self.num_ids))
+
+    def without(self, row: Row, ids: Iterable[int]) -> Row:
+        """A copy of ``row`` in which ``ids`` are not legal."""
+        narrowed = row.copy()
+        for token_id in ids:
+            narrowed[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+        return narrowed
+
     def ids(self, row: Row) -> list[int]:
         """The ids that are legal in ``row``, in order."""
         words = np.flatnonzero(row)

@@ -207,9 +207,7 @@ def _grammar(
         text = json.dumps({**options, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
         return llguidance.LLMatcher.grammar_from_lark(f"start: {before}value{after}\nvalue: %json {text}")
     if isinstance(node, Raw):
-        return llguidance.LLMatcher.grammar_from_lark(
-            f"start: {before}TEXT\nTEXT: {_raw_terminal(node, end)}"
-        )
+        return llguidance.LLMatcher.grammar_from_lark(f"start: {before}TEXT\nTEXT: {_raw_terminal(node, end)}")
     assert isinstance(node, Grammar)
     if len(node.text) > _MAX_GRAMMAR_CHARS:
         return None

@@ -83,7 +83,9 @@ class Answer:
     num_forced: int
 
 
-def drive(case: Case, compiled: CompiledFence, rng: random.Random, *, is_adversarial: bool, max_tokens: int = 3_000) -> Answer:
+def drive(
+    case: Case, compiled: CompiledFence, rng: random.Random, *, is_adversarial: bool, max_tokens: int = 3_000
+) -> Answer:
     """One whole answer. Raises AssertionError where the fence leaves nothing to say, or never ends."""
     tokens = compiled.tokens
     tempting = [tokens.encode(text)[0] for text in _TEMPTING] + sorted(tokens.eos_ids) + [*compiled.program.marker_ids]

@@ -221,7 +221,7 @@ GLM_XML = Markup(
     closing="</tool_call>",
     between_calls="\n",
     end="",
-    add_parameter=_typed("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ("</arg_value>",)),
+    add_parameter=_typed("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ("</arg_value><", "</arg_value> ")),
     is_per_call=True,
 )
 GLM_MARKERS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
