@@ -117,16 +117,31 @@ class Expander:
                 found.append(Alternative(text, rest))
                 continue
             frame, behind = rest
-            steps = [*self._step(text, frame, behind)]
-            if text and len(steps) > 1 and fan_out * len(steps) > _MAX_FAN_OUT:
+            width = self._width(frame)
+            if text and width > 1 and fan_out * width > _MAX_FAN_OUT:
                 found.append(Alternative(text, rest))
                 continue
-            for step in reversed(steps):
+            for step in reversed([*self._step(text, frame, behind)]):
                 if isinstance(step, Alternative):
                     found.append(step)
                 else:
-                    pending.append((*step, fan_out * len(steps)))
+                    pending.append((*step, fan_out * width))
         return found
+
+    def _width(self, frame: Frame) -> int:
+        """How many ways there are from it, or more."""
+        match frame:
+            case NodeFrame(index):
+                node = self.program.nodes[index]
+                return len(node.branches) if isinstance(node, Choose) else 1
+            case RepeatFrame():
+                return 2
+            case KeysFrame(index, seen):
+                node = self.program.nodes[index]
+                assert isinstance(node, Keys)
+                return 1 + len(node.items) - (seen.bit_count() if node.is_unique else 0)
+            case _:
+                return 1
 
     def _step(self, text: str, frame: Frame, behind: Rest) -> Iterator[tuple[str, Rest] | Alternative]:
         match frame:

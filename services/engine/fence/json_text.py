@@ -93,9 +93,18 @@ START = 0
 """State before a value."""
 
 
-@cache
 def canonical_table() -> NDArray[np.uint8]:
     """``[states, 256]``; the last state is the one in which the spelling is not canonical."""
+    return _tables()[0]
+
+
+def unfinished_numbers() -> NDArray[np.bool_]:
+    """By state: whether a number has begun that is not canonical if it ends there."""
+    return _tables()[1]
+
+
+@cache
+def _tables() -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     numbers: dict[_State, int] = {_OUT: START}
     rows: list[list[_State | None]] = []
     pending = [_OUT]
@@ -109,4 +118,5 @@ def canonical_table() -> NDArray[np.uint8]:
     wrong = len(numbers)
     assert wrong < 256
     table = [[wrong if after is None else numbers[after] for after in row] for row in rows]
-    return np.array([*table, [wrong] * 256], np.uint8)
+    unfinished = [state[0] not in ("string", "escape") and _after(state, ord(",")) is None for state in numbers]
+    return np.array([*table, [wrong] * 256], np.uint8), np.array([*unfinished, False])

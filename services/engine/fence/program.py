@@ -179,6 +179,9 @@ def validate(program: Program) -> None:
     for position, node in enumerate(program.nodes):
         _check_node(program, node, f"nodes[{position}]")
     _check_depth(program)
+    for position, node in enumerate(program.nodes):
+        if isinstance(node, Repeat):
+            _check(not _may_be_empty(program, node.node), f"nodes[{position}].repeat.node", "may be empty")
     trigger = program.trigger
     if trigger is not None and trigger.marker_id is None and not trigger.lead_in.strip():
         raise FenceError("trigger.lead_in: without a marker it must be more than whitespace")
@@ -225,6 +228,24 @@ def _check_node(program: Program, node: Node, path: str) -> None:
             _check(not too_few, f"{path}.repeat.max", "less than min, or zero")
         case Grammar():
             _check(node.text != "", f"{path}.grammar.text", "empty")
+
+
+def _may_be_empty(program: Program, index: int) -> bool:
+    """Whether nothing at all may be written for a node. The depth is known to be bounded."""
+    node = program.nodes[index]
+    match node:
+        case Sequence(nodes):
+            return all(_may_be_empty(program, inner) for inner in nodes)
+        case Choose(branches):
+            return any(branch.key == "" and _may_be_empty(program, branch.next) for branch in branches)
+        case Keys(items):
+            return node.close == "" and not any(item.is_required for item in items)
+        case Repeat():
+            return node.min == 0
+        case Raw():
+            return node.after == "" and node.min_chars == 0
+        case _:
+            return False
 
 
 def _check_end_of_raw(program: Program, nodes: Many[int], path: str) -> None:

@@ -86,6 +86,10 @@ class JsonSchema:
         """JSON pointers of the schemas that have ``keyword``."""
         return [pointer for pointer, found in _keywords(self._schema) if found == keyword]
 
+    def has_open_objects(self, strictness: Strictness) -> bool:
+        """Whether the value may hold objects with keys that it does not name."""
+        return _is_open(json.loads(self.text(strictness)))
+
     def _top(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self._schema) if isinstance(self._schema, dict) else {}
 
@@ -122,3 +126,29 @@ def _keywords(schema: object, pointer: str = "") -> Iterator[tuple[str, str]]:
                 yield from _keywords(inner, f"{pointer}/{key}/{number}")
         elif key in _SCHEMAS:
             yield from _keywords(value, f"{pointer}/{key}")
+
+
+def _is_open(schema: object) -> bool:
+    """Right for all schemas that close their objects; True where it is not sure."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    fields = cast("dict[str, Any]", schema)
+    is_list = isinstance(fields.get("type"), list)
+    types: list[object] = fields["type"] if is_list else [fields["type"]] if "type" in fields else []
+    if not types and not fields.keys() & {"enum", "const", "anyOf", "oneOf", "$ref"}:
+        return True
+    if "object" in types and fields.get("additionalProperties", True) is not False:
+        return True
+    if "object" in types and "patternProperties" in fields:
+        return True
+    if "array" in types and "items" not in fields:
+        return True
+    inside: list[object] = []
+    for key, value in fields.items():
+        if key in _MAPS and isinstance(value, dict):
+            inside.extend(cast("dict[str, object]", value).values())
+        elif key in _LISTS and isinstance(value, list):
+            inside.extend(cast("list[object]", value))
+        elif key == "items":
+            inside.append(value)
+    return any(map(_is_open, inside))

@@ -18,6 +18,7 @@ from services.engine.fence import json_text
 from services.engine.fence.allowed import Allowed, Free, Mask
 from services.engine.fence.compile import CompiledFence, CompiledRaw
 from services.engine.fence.expansion import Rest
+from services.engine.fence.open_keys import OpenKeys
 from services.engine.fence.schema import Strictness
 from services.engine.fence.text_automaton import BEGINNING, Place, Step
 from services.engine.fence.tokens import Row
@@ -25,6 +26,7 @@ from services.engine.fence.trie import Opening, TrieNode
 from services.engine.fence.values import CompiledValue
 
 _CANONICAL: list[list[int]] = json_text.canonical_table().tolist()
+_UNFINISHED: list[bool] = json_text.unfinished_numbers().tolist()
 _WRONG = len(_CANONICAL) - 1
 _MAX_TAIL_BYTES = 64
 _MAX_LOOKAHEAD = 3
@@ -225,6 +227,7 @@ class ValueThread:
     __slots__ = (
         "_instead",
         "_is_relaxed",
+        "_keys",
         "_matcher",
         "_place",
         "_skip",
@@ -245,6 +248,7 @@ class ValueThread:
         """Bytes of the joint that are to come."""
         self._state = json_text.START
         self._place = Place()
+        self._keys = OpenKeys() if value.has_open_objects else None
         self._tail = b""
         self._written: _Written | None = None
         self._is_relaxed = False
@@ -292,6 +296,8 @@ class ValueThread:
         self._state = json_text.START if state == _WRONG else state
         self._place = place
         self._skip = max(0, self._skip - len(text))
+        if self._keys is not None:
+            self._keys.push(inside)
         self._tail = (self._tail + text)[-_MAX_TAIL_BYTES:]
         self._written = _Written(token_id, self._written)
         return [*self._ends(), *([] if self._matcher.is_stopped() else [self])]
@@ -304,6 +310,7 @@ class ValueThread:
         for name in ValueThread.__slots__:
             setattr(other, name, getattr(self, name))
         other._matcher = self._matcher.deep_copy()
+        other._keys = None if self._keys is None else self._keys.copy()
         return other
 
     def _grammar_row(self, matcher: llguidance.LLMatcher) -> Row | None:
@@ -323,14 +330,19 @@ class ValueThread:
             row = row & value.forbidden.at(self._place).row
         if value.is_canonical:
             row = self._canonical(row, self._matcher, self._state, _MAX_LOOKAHEAD)
+        if self._keys is not None:
+            for text in self._keys.repeating():
+                row = self.fence.tokens.without(row, self.fence.tokens.with_prefix(text))
         return row
 
     def _canonical(self, row: Row, matcher: llguidance.LLMatcher, state: int, depth: int) -> Row:
-        """Without the tokens behind which only other spellings go on, as far as ``depth`` tokens show."""
+        """Without the tokens behind which no canonical number ends within ``depth`` tokens."""
         row = row & self.fence.values.canonical_rows[state]
         begun = row & self.fence.values.begun_rows[state]
-        if depth == 0 or not begun.any():
+        if not begun.any():
             return row
+        if depth == 0:
+            return row & ~begun
         suspects = self.fence.tokens.ids(begun)
         for token_id in suspects if len(suspects) <= _MAX_SUSPECTS else ():
             ahead = matcher.deep_copy()
@@ -367,7 +379,7 @@ class ValueThread:
 
     def _may_end(self) -> bool:
         """Whether a number is canonical as it stands."""
-        return not self._value.is_canonical or _CANONICAL[self._state][0x20] != _WRONG
+        return not (self._value.is_canonical and _UNFINISHED[self._state])
 
     def _weaken(self) -> None:
         """The same value in a weaker grammar: what was written fits that, too."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from services.engine.fence import utf8
 from services.engine.fence.byte_tables import walk_all
-from services.engine.fence.json_text import canonical_table
+from services.engine.fence.json_text import canonical_table, unfinished_numbers
 from services.engine.fence.program import Grammar, GrammarSyntax, Raw, Value
 from services.engine.fence.schema import JsonSchema, Strictness
 from services.engine.fence.text_automaton import TextAutomaton
@@ -51,7 +51,8 @@ class CompiledValue:
     dropped: tuple[tuple[str, str], ...]
     """(pointer into the schema, keyword) of what is not enforced."""
     strictness: Strictness
-    node: Value | Raw | Grammar
+    has_open_objects: bool
+    """Objects in it may have keys that no schema names."""
 
 
 class ValueCompiler:
@@ -80,9 +81,7 @@ class ValueCompiler:
     @cached_property
     def begun_rows(self) -> tuple[Row, ...]:
         """The tokens behind which a number is not canonical yet, by state of ``json_text``."""
-        table = canonical_table()
-        wrong = len(table) - 1
-        is_begun = (table[:, 0x20] == wrong) & (np.arange(len(table)) != wrong)
+        is_begun = unfinished_numbers()
         return tuple(self._tokens.row(np.flatnonzero(is_begun[states]).tolist()) for states in self._after_tokens)
 
     @cached_property
@@ -133,7 +132,8 @@ class ValueCompiler:
                 forbidden = self.automaton(end, stops_at_end, node.forbidden, False)
             elif isinstance(node, Value) and node.forbidden:
                 forbidden = self.automaton("", False, node.forbidden, False)
-            return CompiledValue(matcher, joint, tails, is_canonical, forbidden, tuple(dropped), strictness, node)
+            is_open = schema is not None and schema.has_open_objects(strictness)
+            return CompiledValue(matcher, joint, tails, is_canonical, forbidden, tuple(dropped), strictness, is_open)
         return None
 
     def _schema(self, node: Value | Raw | Grammar) -> JsonSchema | None:
