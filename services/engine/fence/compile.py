@@ -169,7 +169,7 @@ class CompiledFence:
         """What begins there."""
         node = self.program.nodes[opening.node]
         # Raw text does not look beyond its own terminator; whether it may end inside the text is the follower's.
-        is_closed = self.structure.is_closed(opening.rest) if isinstance(node, Raw) else False
+        is_closed = self.structure.is_closed(opening.rest)
         tails = (b"closed" if is_closed else b"",) if isinstance(node, Raw) else self.structure.tails(opening.rest)
         key = (opening.node, opening.joint, tails)
         found = self._opened.get(key)

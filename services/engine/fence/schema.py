@@ -72,6 +72,9 @@ class JsonSchema:
         """(pointer, keyword) of what is not kept."""
         if self.fault is not None:
             return [("", self.fault)]
+        if self._schema is False:
+            # Nothing fits it.
+            return [("", "schema")]
         match strictness:
             case Strictness.WHOLE:
                 return []

@@ -300,6 +300,8 @@ class ValueThread:
             self._keys.push(inside)
         self._tail = (self._tail + text)[-_MAX_TAIL_BYTES:]
         self._written = _Written(token_id, self._written)
+        if self._must_end():
+            return begin(self.fence, self.opening.rest)
         return [*self._ends(), *([] if self._matcher.is_stopped() else [self])]
 
     def clone(self) -> Thread:
@@ -376,6 +378,15 @@ class ValueThread:
         for tail in self._value.tails:
             if self._tail.endswith(tail) and (tail or self._may_end()):
                 yield from begin(self.fence, self.opening.rest, tail)
+
+    def _must_end(self) -> bool:
+        """Whether a number is over that has no canonical form within its schema."""
+        if self._skip or self._may_end() or b"" not in self._value.tails or not self._matcher.is_accepting():
+            return False
+        if self._matcher.is_stopped():
+            return True
+        row = self._grammar_row(self._matcher)
+        return row is not None and not self._narrowed(row).any()
 
     def _may_end(self) -> bool:
         """Whether a number is canonical as it stands."""

@@ -41,5 +41,7 @@ def first_illegal(fence: Fence, ids: Sequence[int]) -> int | None:
 
 
 def library_files() -> list[Path]:
-    """Text files of the standard library, in order."""
-    return sorted(path for path in Path(json.__file__).parent.parent.rglob("*.py") if "site-packages" not in path.parts)
+    """Files of the standard library, in order; some are no text."""
+    folders = {"site-packages", "__pycache__"}
+    files = Path(json.__file__).parent.parent.rglob("*")
+    return sorted(path for path in files if path.is_file() and folders.isdisjoint(path.parts))
