@@ -26,7 +26,7 @@ from services.engine.fence.program import (
 )
 from services.engine.fence.schema import Strictness
 from services.engine.fence.text_automaton import Place, TextAutomaton
-from services.engine.fence.tokens import FenceTokens
+from services.engine.fence.token_rows import TokenRows
 from services.engine.fence.trie import Opening, Structure, TrieNode
 from services.engine.fence.values import CompiledValue, ValueCompiler
 
@@ -56,9 +56,10 @@ class CompiledRaw:
 class FenceCompiler:
     """Compiles programs for one model; values stay compiled between them. One thread at a time."""
 
-    def __init__(self, tokens: FenceTokens) -> None:
-        self.tokens = tokens
-        self.values = ValueCompiler(tokens)
+    def __init__(self, rows: TokenRows) -> None:
+        self.rows = rows
+        self.tokens = rows.tokens
+        self.values = ValueCompiler(rows)
         self._fences: dict[tuple[Program, int | None], CompiledFence] = {}
         self._good_literals: set[str] = set()
         self._good_markers: set[int] = set()

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.fence import utf8
-from services.engine.fence.byte_tables import walk_all
 from services.engine.fence.tokens import FenceTokens, Row
 
 
@@ -128,16 +127,17 @@ class TextAutomaton:
             costs = costs.copy()
             for token_id, step in found.steps.items():
                 costs[token_id] = step.num_chars
-        flags = np.zeros(self._tokens.num_words * 32, np.bool_)
-        np.less_equal(costs, num_chars, out=flags[: len(costs)])
-        return found.row & np.packbits(flags, bitorder="little").view(np.uint32)
+        return found.row & self._tokens.row_of(costs <= num_chars)
 
     @cached_property
     def _base_costs(self) -> NDArray[np.int32]:
         """``Step.num_chars`` of each id from the beginning of a text."""
-        table = np.array(self._next, np.uint8)
-        (states,) = walk_all(self._tokens.texts, table, np.zeros(1, np.uint8))
-        return self._tokens.num_chars - np.array(self._pending, np.int32)[states]
+        costs = self._tokens.num_chars.copy()
+        for length in range(1, len(self._end) + 1):
+            beginning = self._end[:length]
+            ids = self._tokens.with_suffix(beginning)
+            costs[ids] = self._tokens.num_chars[ids] - _num_chars(beginning)
+        return costs
 
     def _compute(self, place: Place) -> PlaceRow:
         row = self._base_rows[place.char].copy()

@@ -339,8 +339,8 @@ class ValueThread:
 
     def _canonical(self, row: Row, matcher: llguidance.LLMatcher, state: int, depth: int) -> Row:
         """Without the tokens behind which no canonical number ends within ``depth`` tokens."""
-        row = row & self.fence.values.canonical_rows[state]
-        begun = row & self.fence.values.begun_rows[state]
+        row = row & self.fence.values.rows.canonical[state]
+        begun = row & self.fence.values.rows.unfinished[state]
         if not begun.any():
             return row
         if depth == 0:

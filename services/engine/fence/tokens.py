@@ -57,7 +57,16 @@ class FenceTokens:
         ordered = sorted((text, token_id) for token_id, text in enumerate(self.texts) if text)
         self._ordered_texts = [text for text, _ in ordered]
         self._ordered_ids = [token_id for _, token_id in ordered]
-        self._reversed_texts = sorted(text[::-1] for text in self._ordered_texts)
+        backwards = sorted((text[::-1], token_id) for text, token_id in ordered)
+        self._reversed_texts = [text for text, _ in backwards]
+        self._reversed_ids = [token_id for _, token_id in backwards]
+        self._blob = b"".join(self.texts)
+        self._starts = np.cumsum(np.array([0, *map(len, self.texts)], np.int64))
+        begins_char = (np.frombuffer(self._blob, np.uint8) & 0xC0) != 0x80
+        num_before = np.concatenate([[0], np.cumsum(begins_char)])
+        self.num_chars = np.diff(num_before[self._starts]).astype(np.int32)
+        """Characters that begin in each id's spelling."""
+        self.max_chars = int(self.num_chars.max(initial=0))
         self._check_library()
 
     def encode(self, text: str) -> list[int]:
@@ -66,8 +75,14 @@ class FenceTokens:
 
     def row(self, ids: Iterable[int]) -> Row:
         """The row in which these are legal."""
+        legal = np.zeros(self.num_ids, np.bool_)
+        legal[list(ids)] = True
+        return self.row_of(legal)
+
+    def row_of(self, legal: NDArray[np.bool_]) -> Row:
+        """The row of a flag per id."""
         flags = np.zeros(self.num_words * 32, np.bool_)
-        flags[list(ids)] = True
+        flags[: self.num_ids] = legal
         return np.packbits(flags, bitorder="little").view(np.uint32)
 
     @cached_property
@@ -114,6 +129,11 @@ class FenceTokens:
         start, end = _range(self._ordered_texts, prefix)
         return end > start and len(self._ordered_texts[end - 1]) > len(prefix)
 
+    def with_suffix(self, suffix: bytes) -> list[int]:
+        """The text ids whose spelling ends with ``suffix``."""
+        start, end = _range(self._reversed_texts, suffix[::-1])
+        return self._reversed_ids[start:end]
+
     def has_within(self, ending: bytes, before: Iterable[int]) -> bool:
         """Whether a text id's spelling ends with ``ending`` and has one of the bytes ``before`` in front of it."""
         backwards = ending[::-1]
@@ -128,7 +148,7 @@ class FenceTokens:
 
     def containing(self, text: bytes) -> list[int]:
         """The text ids whose spelling contains ``text``."""
-        blob, starts = self._blob
+        blob, starts = self._blob, self._starts
         found: list[int] = []
         position = blob.find(text)
         while position >= 0:
@@ -139,21 +159,6 @@ class FenceTokens:
             else:
                 position = blob.find(text, position + 1)
         return found
-
-    @cached_property
-    def _blob(self) -> tuple[bytes, NDArray[np.int64]]:
-        lengths = np.array([0, *map(len, self.texts)], np.int64)
-        return b"".join(self.texts), np.cumsum(lengths)
-
-    @cached_property
-    def num_chars(self) -> NDArray[np.int32]:
-        """Characters that begin in each id's spelling."""
-        return np.array([sum(byte & 0xC0 != 0x80 for byte in text) for text in self.texts], np.int32)
-
-    @cached_property
-    def max_chars(self) -> int:
-        """Of the longest text id."""
-        return int(self.num_chars.max(initial=0))
 
     def check_marker(self, token_id: int) -> None:
         """Raises FenceError unless the id is a control token that no other token's text spells."""

@@ -11,20 +11,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import llguidance
-import numpy as np
-from numpy.typing import NDArray
 
-from services.engine.fence import utf8
-from services.engine.fence.byte_tables import walk_all
-from services.engine.fence.json_text import canonical_table, unfinished_numbers
 from services.engine.fence.program import Grammar, GrammarSyntax, Raw, Value
 from services.engine.fence.schema import JsonSchema, Strictness
 from services.engine.fence.text_automaton import TextAutomaton
-from services.engine.fence.tokens import FenceTokens, Row
+from services.engine.fence.token_rows import TokenRows
 
 _MAX_CACHED = 4_096
 _MAX_GRAMMAR_CHARS = 64 * 1024
@@ -58,36 +52,12 @@ class CompiledValue:
 class ValueCompiler:
     """Compiles values for one tokenizer; keeps what it has compiled."""
 
-    def __init__(self, tokens: FenceTokens) -> None:
-        self._tokens = tokens
+    def __init__(self, rows: TokenRows) -> None:
+        self.rows = rows
+        self._tokens = rows.tokens
         self._matchers: dict[str, llguidance.LLMatcher | None] = {}
         self._schemas: dict[str, JsonSchema] = {}
         self._automata: dict[tuple[str, bool, tuple[str, ...], bool], TextAutomaton] = {}
-
-    @cached_property
-    def utf8_rows(self) -> tuple[Row, ...]:
-        """The text tokens that go on well-formed, by the state of the character begun."""
-        table = np.array(utf8.NEXT, np.uint8)
-        after = walk_all(self._tokens.texts, table, np.arange(utf8.NUM_STATES, dtype=np.uint8))
-        rows = [self._tokens.row(np.flatnonzero(states != utf8.INVALID).tolist()) for states in after]
-        return tuple(row & self._tokens.text_row for row in rows)
-
-    @cached_property
-    def canonical_rows(self) -> tuple[Row, ...]:
-        """The tokens that go on as canonical JSON, by state of ``json_text``."""
-        wrong = len(canonical_table()) - 1
-        return tuple(self._tokens.row(np.flatnonzero(states != wrong).tolist()) for states in self._after_tokens)
-
-    @cached_property
-    def begun_rows(self) -> tuple[Row, ...]:
-        """The tokens behind which a number is not canonical yet, by state of ``json_text``."""
-        is_begun = unfinished_numbers()
-        return tuple(self._tokens.row(np.flatnonzero(is_begun[states]).tolist()) for states in self._after_tokens)
-
-    @cached_property
-    def _after_tokens(self) -> NDArray[np.uint8]:
-        table = canonical_table()
-        return walk_all(self._tokens.texts, table, np.arange(len(table) - 1, dtype=np.uint8))
 
     def automaton(self, end: str, stops_at_end: bool, forbidden: Sequence[str], counts_chars: bool) -> TextAutomaton:
         """Of well-formed text up to ``end``."""
@@ -96,7 +66,7 @@ class ValueCompiler:
             _make_room(self._automata)
             self._automata[key] = TextAutomaton(
                 self._tokens,
-                self.utf8_rows,
+                self.rows.utf8,
                 end=end.encode(),
                 stops_at_end=stops_at_end,
                 forbidden=[text.encode() for text in forbidden],

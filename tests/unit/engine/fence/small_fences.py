@@ -9,6 +9,7 @@ from services.engine.fence.allowed import Free, Ids
 from services.engine.fence.compile import FenceCompiler
 from services.engine.fence.machine import Fence
 from services.engine.fence.program import Node, Program, ProgramEnd, Trigger
+from services.engine.fence.token_rows import TokenRows
 from services.engine.fence.tokens import FenceTokens
 from services.vocabulary import parse_vocabulary
 from tests.unit.tokenizer.trained_tokenizers import trained
@@ -24,7 +25,7 @@ def small_tokens() -> FenceTokens:
 
 @cache
 def small_compiler() -> FenceCompiler:
-    return FenceCompiler(small_tokens())
+    return FenceCompiler(TokenRows(small_tokens()))
 
 
 def marker(spelling: str) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.fence.agent_tools import TOOLS
-from tests.unit.engine.fence.driving import CASES, Case, drive, judge
-from tests.unit.engine.fence.programs import Mode
-from tests.unit.engine.fence.vocabularies import compiler
+from bench.fences.agent_tools import TOOLS
+from bench.fences.driving import CASES, Case, drive, judge
+from bench.fences.programs import Mode
+from tests.unit.engine.fence.fetched import fetched
 
 NUM_ANSWERS = 1_000 if os.environ.get("FENCEPOST_SOAK") else 7
 """For each dialect, vocabulary and mode."""
@@ -18,7 +18,7 @@ NUM_ANSWERS = 1_000 if os.environ.get("FENCEPOST_SOAK") else 7
 @pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_whatever_is_sampled_is_canonical_and_fits_its_schemas(case: Case, mode: Mode, smollm2_dir: Path) -> None:
-    fences = compiler(case.vocabulary, smollm2_dir)
+    fences = fetched(case.vocabulary, smollm2_dir)
     for number in range(NUM_ANSWERS):
         rng = random.Random(f"{case.id} {mode.value} {number}")
         tools, max_calls = TOOLS, None

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.fences.agent_tools import TOOLS
+from bench.fences.driving import CASES, Case
+from bench.fences.forcing import first_illegal, ids_of, library_files
+from bench.fences.programs import Mode
+from bench.fences.vocabularies import marker_ids
 from services.engine.fence.machine import Fence
-from tests.unit.engine.fence.agent_tools import TOOLS
-from tests.unit.engine.fence.driving import CASES, Case
-from tests.unit.engine.fence.forcing import first_illegal, ids_of, library_files
-from tests.unit.engine.fence.programs import Mode
-from tests.unit.engine.fence.vocabularies import compiler, marker_ids
+from tests.unit.engine.fence.fetched import fetched
 
 NUM_FILES = None if os.environ.get("FENCEPOST_SOAK") else 4
 """For each dialect and vocabulary; None: all."""
@@ -23,7 +24,9 @@ _TEXTS = {
         '<｜DSML｜parameter name="content" string="true">{content}</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
     ),
-    "chatml_json": '<tool_call>\n{{"name": "Write", "arguments": {{"file_path": {path}, "content": {content}}}}}\n</tool_call>',
+    "chatml_json": (
+        '<tool_call>\n{{"name": "Write", "arguments": {{"file_path": {path}, "content": {content}}}}}\n</tool_call>'
+    ),
     "qwen_xml": (
         "<tool_call>\n<function=Write>\n<parameter=file_path>\n{path}\n</parameter>\n"
         "<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
@@ -37,7 +40,7 @@ _TEXTS = {
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_files_are_legal_arguments(case: Case, smollm2_dir: Path) -> None:
-    fences = compiler(case.vocabulary, smollm2_dir)
+    fences = fetched(case.vocabulary, smollm2_dir)
     compiled = case.compile(fences, TOOLS, Mode.REQUIRED)
     markers = marker_ids(fences, *case.markers)
     dialect = case.id.partition("-")[0]

@@ -126,7 +126,9 @@ def test_a_pattern_that_needs_backtracking_is_relaxed() -> None:
 def test_a_token_may_reach_from_the_text_into_what_follows() -> None:
     tokens = small_tokens()
     crossing = next(
-        (token_id, text) for token_id, text in enumerate(tokens.texts) if len(text) == 2 and text.isascii() and text.isalpha()
+        (token_id, text)
+        for token_id, text in enumerate(tokens.texts)
+        if len(text) == 2 and text.isascii() and text.isalpha()
     )
     token_id, text = crossing
     one = fence(Sequence((1, 2)), Raw(text[:1].decode()), Literal(text[1:].decode() + "!"))
@@ -144,10 +146,10 @@ def test_a_token_may_reach_from_the_text_into_what_follows() -> None:
     written=st.text(st.sampled_from("<a/b\n>endp｜字x"), max_size=8),
 )
 def test_rows_are_what_walking_every_token_gives(end: str, stops: bool, forbidden: list[str], written: str) -> None:
-    tokens, values = small_tokens(), small_compiler().values
+    tokens, rows = small_tokens(), small_compiler().rows
     automaton = TextAutomaton(
         tokens,
-        values.utf8_rows,
+        rows.utf8,
         end=end.encode(),
         stops_at_end=stops,
         forbidden=[text.encode() for text in forbidden],
@@ -168,7 +170,7 @@ def test_rows_are_what_walking_every_token_gives(end: str, stops: bool, forbidde
 
 
 def test_characters_begun_know_how_they_go_on() -> None:
-    rows = small_compiler().values.utf8_rows
+    rows = small_compiler().rows.utf8
     assert len(rows) == NUM_STATES
     automaton = TextAutomaton(small_tokens(), rows, end=b"", stops_at_end=False)
     assert automaton.walk(BEGINNING, b"\xf0\x9f") is not None

@@ -72,9 +72,7 @@ def test_branches_share_their_beginning_and_part() -> None:
 
 
 def test_branches_with_one_beginning_and_mark_stay_open_behind_it() -> None:
-    one = fence(
-        Choose((Branch("<tool_call>a", 1), Branch("<tool_call>b", 1))), NOTHING, markers=["<tool_call>"]
-    )
+    one = fence(Choose((Branch("<tool_call>a", 1), Branch("<tool_call>b", 1))), NOTHING, markers=["<tool_call>"])
     assert list(one.forced()) == [marker("<tool_call>")]
     write(one, marker("<tool_call>"))
     assert legal(one) == {*encode("a"), *encode("b")}

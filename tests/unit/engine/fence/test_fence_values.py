@@ -51,7 +51,11 @@ def relaxed(schema: Any) -> list[tuple[str, str]]:
         ({"type": "string", "maxLength": 2}, ['""', '"é字"', '"\\n"'], ['"abc"', '"\\u0041"', '"\\/"', '"\\u000a"']),
         ({"type": "boolean"}, ["true", "false"], ["True", "null"]),
         ({"enum": ["a", 1, None]}, ['"a"', "1", "null"], ['"b"', "2"]),
-        ({"type": "array", "items": {"type": "integer"}, "maxItems": 2}, ["[]", "[1, 2]"], ["[1,2]", "[1, 2, 3]", "[ ]"]),
+        (
+            {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+            ["[]", "[1, 2]"],
+            ["[1,2]", "[1, 2, 3]", "[ ]"],
+        ),
         ({"type": "object"}, ["{}", '{"a": [{"b": null}], "c": "}"}'], ['{"a":1}', "[]", '{"a": 1, "a": 2}', "{ }"]),
     ],
 )
@@ -223,7 +227,9 @@ json_values = st.recursive(
     | st.integers(-(10**20), 10**20)
     | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=6)
     | st.decimals(-1000, 1000, places=3).map(float).filter(lambda number: number != int(number)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3).filter(str.isprintable), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3).filter(str.isprintable), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 

@@ -1,4 +1,4 @@
-"""The tokenizers that fences are tested with: SmolLM2's, the default model's, and what ``make bench-data`` fetched."""
+"""The tokenizers that fences are driven with: SmolLM2's, the default model's, and what ``make bench-data`` fetched."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from bench.data import tokenizer_path
+from bench.fences.programs import GLM_MARKERS
 from services.engine.fence.compile import FenceCompiler
+from services.engine.fence.token_rows import TokenRows
 from services.engine.fence.tokens import FenceTokens
 from services.vocabulary import parse_vocabulary
-from tests.unit.engine.fence.programs import GLM_MARKERS
 
 _END_TEXTS = {"smollm2": "<|im_end|>", "qwen3": "<|im_end|>", "deepseek-v4": "<｜end▁of▁sentence｜>"}
 
@@ -26,16 +25,16 @@ def _compiler(path: Path, end_text: str, more: tuple[str, ...]) -> FenceCompiler
         document["added_tokens"].append({**token, "single_word": False, "lstrip": False, "rstrip": False})
     (eos_id,) = [token["id"] for token in document["added_tokens"] if token["content"] == end_text]
     text = json.dumps(document)
-    return FenceCompiler(FenceTokens(parse_vocabulary(text), text, [eos_id]))
+    return FenceCompiler(TokenRows(FenceTokens(parse_vocabulary(text), text, [eos_id])))
 
 
 def compiler(name: str, smollm2_dir: Path) -> FenceCompiler:
-    """``glm`` is SmolLM2's with the six tags of GLM as added tokens. Skips what is not there."""
+    """``glm`` is SmolLM2's with the six tags of GLM as added tokens. Raises FileNotFoundError for what is not there."""
     if name in ("smollm2", "glm"):
         return _compiler(smollm2_dir / "tokenizer.json", _END_TEXTS["smollm2"], GLM_MARKERS if name == "glm" else ())
     path = tokenizer_path(name)
     if not path.exists():
-        pytest.skip("make bench-data fetches it")
+        raise FileNotFoundError(f"{path} is missing: make bench-data fetches it")
     return _compiler(path, _END_TEXTS[name], ())
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.unit.engine.fence.agent_tools import Schema, options_of
+from bench.fences.agent_tools import Schema, options_of
 
 Pairs = list[tuple[str, Any]]
 Calls = list[tuple[str, Pairs]]

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import jsonschema
 import numpy as np
 
-from services.engine.fence.allowed import Free, Ids, Mask
-from services.engine.fence.compile import CompiledFence, FenceCompiler
-from services.engine.fence.machine import Fence, Region
-from tests.unit.engine.fence.agent_tools import Schema
-from tests.unit.engine.fence.programs import (
+from bench.fences.agent_tools import Schema
+from bench.fences.programs import (
     CHATML_JSON,
     DSML,
     GLM_MARKERS,
@@ -23,7 +20,7 @@ from tests.unit.engine.fence.programs import (
     Mode,
     program,
 )
-from tests.unit.engine.fence.strict_parsers import (
+from bench.fences.strict_parsers import (
     Calls,
     Parse,
     parse_chatml_json,
@@ -31,7 +28,10 @@ from tests.unit.engine.fence.strict_parsers import (
     parse_glm_xml,
     parse_qwen_xml,
 )
-from tests.unit.engine.fence.vocabularies import marker_ids
+from bench.fences.vocabularies import marker_ids
+from services.engine.fence.allowed import Free, Ids, Mask
+from services.engine.fence.compile import CompiledFence, FenceCompiler
+from services.engine.fence.machine import Fence, Region
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ _TEMPTING = (
     *("</", "<", '"}', '"', "}", "]", "{", "\\", "1e", "-", "0", "null", "true", "\n", "\n\n", ">", "</parameter", "2"),
     *("｜", "ML", "DS", "call", "tool", "_", ", ", '", "', " ", "}}\n", ">\n", "é", ".", "00", "\\u"),
 )
-_CLOSING = ("</", '"}', '"', "}", "]", "0", "1", ">", "\n", "parameter", "arg", "_value", '"]', ",", ', "', " ", ":", "/")
+_CLOSING = (
+    *("</", '"}', '"', "}", "]", "0", "1", ">", "\n", "parameter", "arg", "_value", '"]', ",", ', "', " "),
+    *(":", "/", "@"),
+)
 
 
 @dataclass(frozen=True)

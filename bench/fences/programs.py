@@ -1,4 +1,4 @@
-"""Programs of the dialects, by hand, for tests: what the tokenizer service would send."""
+"""Programs of the dialects, by hand: what the tokenizer service would send."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.fences.agent_tools import Schema, options_of
 from services.engine.fence.program import (
     Branch,
     Choose,
@@ -21,7 +22,6 @@ from services.engine.fence.program import (
     Trigger,
     Value,
 )
-from tests.unit.engine.fence.agent_tools import Schema, options_of
 
 
 class Mode(Enum):
