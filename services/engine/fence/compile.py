@@ -196,6 +196,8 @@ class CompiledFence:
         What is left is compiled where it is met, about 1 ms each.
         """
         for opening in self._openings(deadline):
+            if time.thread_time() > deadline:
+                return
             self.open(opening)
 
     def _open(self, opening: Opening, tails: tuple[bytes, ...], is_closed: bool) -> CompiledRaw | CompiledValue:
@@ -237,21 +239,21 @@ class CompiledFence:
         """Those that calls come through; of keys each with all that may follow it."""
         pending: list[TrieNode | None] = [self.structure.start()]
         seen: set[int] = set()
-        while pending:
-            node = pending.pop()
-            if node is None or id(node) in seen or time.thread_time() > deadline:
+        while pending and time.thread_time() < deadline:
+            root = pending.pop()
+            if root is None or id(root) in seen:
                 continue
-            seen.add(id(node))
-            pending.extend(node.children.values())
-            pending.extend(self.structure.behind(node, token_id) for token_id in node.marks)
-            if node.resumed:
-                pending.append(self.structure.at(node.resumed))
-            for opening in node.openings:
-                variants = _key_variants(self.program, opening.rest)
-                for rest in variants:
-                    yield Opening(opening.node, rest, opening.joint)
-                # All values come up at the first key; what is behind the last one is left.
-                pending.append(self.structure.at((variants[-1],)))
+            seen.add(id(root))
+            for node in root.exits:
+                pending.extend(self.structure.behind(node, token_id) for token_id in node.marks)
+                if node.resumed:
+                    pending.append(self.structure.at(node.resumed))
+                for opening in node.openings:
+                    variants = _key_variants(self.program, opening.rest)
+                    for rest in variants:
+                        yield Opening(opening.node, rest, opening.joint)
+                    # All values come up at the first key; what is behind the last one is left.
+                    pending.append(self.structure.at((variants[-1],)))
 
 
 def _key_variants(program: Program, rest: Rest) -> list[Rest]:

@@ -85,7 +85,7 @@ class Alternative:
 
 
 class Expander:
-    """Unrolls one program; immutable."""
+    """Unrolls one program."""
 
     def __init__(self, program: Program, tokens: FenceTokens) -> None:
         self.program = program
@@ -94,6 +94,7 @@ class Expander:
         }
         self._marker_by_spelling = marker_by_spelling
         spellings = sorted(marker_by_spelling, key=len, reverse=True)
+        self._parts: dict[str, tuple[str | int, ...]] = {}
         self._cuts = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
 
     @property
@@ -103,9 +104,12 @@ class Expander:
 
     def parts(self, text: str) -> tuple[str | int, ...]:
         """``text`` cut at the markers that it spells."""
-        if self._cuts is None:
-            return (text,) if text else ()
-        return tuple(self._marker_by_spelling.get(piece, piece) for piece in self._cuts.split(text) if piece)
+        found = self._parts.get(text)
+        if found is None:
+            pieces = [text] if self._cuts is None else self._cuts.split(text)
+            found = tuple(self._marker_by_spelling.get(piece, piece) for piece in pieces if piece)
+            self._parts[text] = found
+        return found
 
     def expand(self, rest: Rest) -> list[Alternative]:
         """All that may come; in the program's order."""

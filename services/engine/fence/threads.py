@@ -265,7 +265,7 @@ class ValueThread:
             self._weaken()
             return self.allowed()
         narrowed = self._narrowed(row)
-        self._is_relaxed = not narrowed.any()
+        self._is_relaxed = not narrowed.any() and not self._is_complete()
         return Mask(row if self._is_relaxed else narrowed)
 
     def push(self, token_id: int) -> list[Thread] | None:
@@ -378,6 +378,10 @@ class ValueThread:
         for tail in self._value.tails:
             if self._tail.endswith(tail) and (tail or self._may_end()):
                 yield from begin(self.fence, self.opening.rest, tail)
+
+    def _is_complete(self) -> bool:
+        """Whether what follows the value is a reading of its own already."""
+        return b"" in self._value.tails and self._matcher.is_accepting() and self._may_end()
 
     def _must_end(self) -> bool:
         """Whether a number is over that has no canonical form within its schema."""

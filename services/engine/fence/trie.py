@@ -31,26 +31,41 @@ class Opening:
     joint: bytes
 
 
+_NO_IDS: frozenset[int] = frozenset()
+_NO_MARKS: dict[int, tuple[Rest, ...]] = {}
+_NONE_MARKED: dict[int, TrieNode] = {}
+"""Shared by most places, hence never changed."""
+
+
 class TrieNode:
     """A place in the structure; shared, never changed once built but for ``marked``."""
 
-    __slots__ = ("allowed", "children", "forced", "ids", "is_end", "marked", "marks", "openings", "resumed")
+    __slots__ = ("_allowed", "children", "exits", "forced", "ids", "is_end", "marked", "marks", "openings", "resumed")
 
     def __init__(self) -> None:
         self.children: dict[int, TrieNode] = {}
-        self.marks: dict[int, tuple[Rest, ...]] = {}
+        self.marks: dict[int, tuple[Rest, ...]] = _NO_MARKS
         """What follows each mark."""
-        self.marked: dict[int, TrieNode] = {}
+        self.marked: dict[int, TrieNode] = _NONE_MARKED
         """The same, as far as it has been built."""
-        self.openings: list[Opening] = []
+        self.openings: tuple[Opening, ...] = ()
         self.resumed: tuple[Rest, ...] = ()
         """Where alternatives were cut because there are too many."""
         self.is_end = False
         """The program may be over here."""
-        self.ids: frozenset[int] = frozenset()
+        self.ids: frozenset[int] = _NO_IDS
         """The legal tokens, those that end the answer included."""
-        self.allowed = Ids(self.ids)
+        self._allowed: Ids | None = None
         self.forced: tuple[int, ...] | None = None
+        self.exits: tuple[TrieNode, ...] = ()
+        """Of a trie's root: the places in it that lead out of it."""
+
+    @property
+    def allowed(self) -> Ids:
+        """The same as ``ids``."""
+        if self._allowed is None:
+            self._allowed = Ids(self.ids)
+        return self._allowed
 
     @property
     def is_fixed(self) -> bool:
@@ -91,7 +106,9 @@ class Structure:
         child = node.children.get(token_id)
         marked = node.marked.get(token_id)
         if marked is None and token_id in node.marks:
-            marked = node.marked[token_id] = self.at(node.marks[token_id])
+            marked = self.at(node.marks[token_id])
+            assert marked is not None
+            node.marked = {**node.marked, token_id: marked}
         if child is None or marked is None:
             return child or marked
         # A text's token that is a mark of another alternative: marks are no text, so this cannot be.
@@ -186,11 +203,15 @@ class Structure:
             ids = self._encode_bytes(text)
         node = root
         for token_id in ids:
-            node = node.children.setdefault(token_id, TrieNode())
+            child = node.children.get(token_id)
+            if child is None:
+                child = node.children[token_id] = TrieNode()
+            node = child
         if alternative.mark is not None:
-            node.marks[alternative.mark] = (*node.marks.get(alternative.mark, ()), alternative.rest)
+            rests = (*node.marks.get(alternative.mark, ()), alternative.rest)
+            node.marks = {**node.marks, alternative.mark: rests}
         elif alternative.node is not None:
-            node.openings.append(Opening(alternative.node, alternative.rest, joint))
+            node.openings = (*node.openings, Opening(alternative.node, alternative.rest, joint))
         elif alternative.rest is None:
             node.is_end = True
         else:
@@ -198,13 +219,15 @@ class Structure:
             node.resumed = (*node.resumed, rest)
 
     def _freeze(self, node: TrieNode) -> None:
-        pending = [node]
+        root, pending, exits = node, [node], list[TrieNode]()
         while pending:
             node = pending.pop()
+            if node.marks or node.openings or node.resumed:
+                exits.append(node)
             eos = self.tokens.eos_ids if node.is_end and self._ends_with_eos else ()
-            node.ids = frozenset([*node.children, *node.marks, *eos])
-            node.allowed = Ids(node.ids)
+            node.ids = frozenset([*node.children, *node.marks, *eos] if node.marks or eos else node.children)
             pending.extend(node.children.values())
+        root.exits = tuple(exits)
 
     def _encode_anew(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokens.encode(text))

@@ -100,6 +100,12 @@ def test_a_number_is_not_led_to_where_it_cannot_end() -> None:
     assert not takes(whole, "0")
 
 
+def test_digits_that_a_double_cannot_hold_are_illegal() -> None:
+    assert takes_value({"type": "number"}, "8.50771100084032")
+    assert not takes_value({"type": "number"}, "8.507711000840321")
+    assert not takes(fence(Sequence((1, 2)), Value('{"type": "number"}'), Literal(";")), "8.507711000840320")
+
+
 def test_where_only_another_spelling_fits_the_schema_wins() -> None:
     assert takes_value({"const": -0.0}, "-0")
     assert takes_value({"type": "number", "exclusiveMinimum": 0, "maximum": 0.00001}, "0.00001")
