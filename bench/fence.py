@@ -126,6 +126,7 @@ def measure_llguidance(tokens: FenceTokens, mark_id: int, calls: Sequence[list[i
     """The same tools as one grammar."""
     text = _parametric(f"<[{mark_id}]>")
     grammar = llguidance.LLMatcher.grammar_from_lark(text)
+    matcher = llguidance.LLMatcher(tokens.lltokenizer, grammar, log_level=0)
     compiles: list[float] = []
     for _ in range(rounds):
         start = time.thread_time_ns()

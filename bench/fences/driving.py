@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import jsonschema
 import numpy as np
@@ -182,7 +183,8 @@ def judge(answer: Answer, case: Case, tools: Mapping[str, Schema], mode: Mode) -
     for name, pairs in calls:
         arguments = dict(pairs)
         assert len(arguments) == len(pairs), "a parameter twice"
-        jsonschema.Draft202012Validator(_enforced(tools[name])).validate(arguments)
+        validator: Any = jsonschema.Draft202012Validator(_enforced(tools[name]))
+        validator.validate(arguments)
     return calls
 
 
@@ -195,8 +197,9 @@ def _block_of(text: bytes, case: Case) -> bytes:
     return text[start:] if markup.is_bare_at_start else text[start - len(lead_in) :]
 
 
-def _enforced(schema: object) -> object:
+def _enforced(schema: Any) -> Any:
     """Without the keywords that fences don't enforce."""
     if isinstance(schema, dict):
+        schema = cast("dict[str, Any]", schema)
         return {key: _enforced(value) for key, value in schema.items() if key not in ("uniqueItems", "format")}
-    return [_enforced(value) for value in schema] if isinstance(schema, list) else schema
+    return [_enforced(value) for value in cast("list[Any]", schema)] if isinstance(schema, list) else schema

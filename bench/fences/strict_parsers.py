@@ -144,9 +144,9 @@ def _typed_value(text: str, schema: Schema) -> Any:
     if string is None:
         assert_canonical(text)
         return value
-    names = {type(None): "null", int: "integer"}
     assert other is not None
-    return value if names.get(type(value)) == other["type"] else text
+    is_other = value is None if other["type"] == "null" else type(value) is int
+    return value if is_other else text
 
 
 Parse = Callable[[str, Mapping[str, Schema]], Calls]

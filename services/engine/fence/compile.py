@@ -98,8 +98,9 @@ class FenceCompiler:
     def _check_markers(self, program: Program) -> None:
         marks = {node.token_id for node in program.nodes if isinstance(node, Mark)}
         trigger = program.trigger
-        triggers = set() if trigger is None or trigger.marker_id is None else {trigger.marker_id}
-        for token_id in {*marks, *triggers, *program.marker_ids} - self._good_markers:
+        if trigger is not None and trigger.marker_id is not None:
+            marks.add(trigger.marker_id)
+        for token_id in {*marks, *program.marker_ids} - self._good_markers:
             if token_id >= self.tokens.num_ids:
                 raise FenceError(f"marker {token_id} is beyond the vocabulary")
             self.tokens.check_marker(token_id)
@@ -139,7 +140,9 @@ class CompiledFence:
         bare = self.lead_in.lstrip()
         self.bare_lead_in = bare if trigger is not None and trigger.is_bare_at_start else None
         """Enough at the answer's beginning."""
-        illegal = {*program.marker_ids} | (set() if self.trigger_id is None else {self.trigger_id})
+        illegal = {*program.marker_ids}
+        if self.trigger_id is not None:
+            illegal.add(self.trigger_id)
         self.free_text = TextAutomaton(
             self.tokens,
             [self.tokens.without(self.tokens.full_row, illegal)],

@@ -52,10 +52,10 @@ class OpenFrame(NamedTuple):
 
 
 class RepeatFrame(NamedTuple):
-    """After ``count`` rounds, or at least as many as matter."""
+    """After ``num_rounds``, or at least as many as matter."""
 
     node: int
-    count: int
+    num_rounds: int
 
 
 class KeysFrame(NamedTuple):
@@ -155,14 +155,14 @@ class Expander:
                 yield Alternative(text, behind, node=index)
             case NodeFrame(index):
                 yield from self._enter(text, index, self.program.nodes[index], behind)
-            case RepeatFrame(index, count):
+            case RepeatFrame(index, num_rounds):
                 node = self.program.nodes[index]
                 assert isinstance(node, Repeat)
-                if node.max is None or count < node.max:
+                if node.max is None or num_rounds < node.max:
                     ceiling = node.max if node.max is not None else max(node.min, 1)
-                    again = (NodeFrame(node.node), (RepeatFrame(index, min(count + 1, ceiling)), behind))
-                    yield _write(text, self.parts(node.separator) if count else (), again)
-                if count >= node.min:
+                    again = (NodeFrame(node.node), (RepeatFrame(index, min(num_rounds + 1, ceiling)), behind))
+                    yield _write(text, self.parts(node.separator) if num_rounds else (), again)
+                if num_rounds >= node.min:
                     yield text, behind
             case KeysFrame():
                 yield from self._keys(text, frame, behind)

@@ -40,7 +40,7 @@ class JsonSchema:
     def __init__(self, text: str) -> None:
         """Text that is no schema, or too long, allows anything."""
         self.fault: str | None = None
-        schema: object = True
+        schema: Any = True
         if len(text) > _MAX_SCHEMA_CHARS:
             self.fault = "schema"
         else:
@@ -48,12 +48,13 @@ class JsonSchema:
                 schema = json.loads(text)
             except (ValueError, RecursionError):
                 self.fault = "schema"
-        if not isinstance(schema, (dict, bool)):
+        if type(schema) not in (dict, bool):
             self.fault, schema = "schema", True
+        self._schema: object = True
         try:
-            self._schema: Any = _rewritten(schema, lambda key: key not in _ANNOTATIONS)
+            self._schema = _rewritten(schema, lambda key: key not in _ANNOTATIONS)
         except RecursionError:
-            self.fault, self._schema = "schema", True
+            self.fault = "schema"
 
     def text(self, strictness: Strictness) -> str:
         """The schema without annotations; equal for equal constraints."""
@@ -94,7 +95,8 @@ class JsonSchema:
         return _is_open(json.loads(self.text(strictness)))
 
     def _top(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self._schema) if isinstance(self._schema, dict) else {}
+        schema = self._schema
+        return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
 def _rewritten(schema: object, keeps: Callable[[str], bool]) -> object:

@@ -196,7 +196,8 @@ def _range(ordered: list[bytes], prefix: bytes, low: int = 0, high: int | None =
 
 
 def _lltokenizer(document: dict[str, Any], num_ids: int, eos_id: int) -> llguidance.LLTokenizer:
-    added = [{**token, "special": bool(token["content"].strip())} for token in document.get("added_tokens") or []]
+    tokens: list[dict[str, Any]] = document.get("added_tokens") or []
+    added = [{**token, "special": bool(token["content"].strip())} for token in tokens]
     text = json.dumps({**document, "added_tokens": added})
     try:
         slices = llguidance.LLTokenizer.json_slices()

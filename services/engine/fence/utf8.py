@@ -18,13 +18,21 @@ _LEADS = (
     (0xF1, 0xF3, 3),
     (0xF4, 0xF4, 7),
 )
-_SECONDS = {1: (0x80, 0xBF, 0), 2: (0x80, 0xBF, 1), 3: (0x80, 0xBF, 2), 4: (0xA0, 0xBF, 1), 5: (0x80, 0x9F, 1)}
-_SECONDS |= {6: (0x90, 0xBF, 2), 7: (0x80, 0x8F, 2)}
+_CONTINUATIONS = (
+    (0x80, 0xBF, 0),
+    (0x80, 0xBF, 1),
+    (0x80, 0xBF, 2),
+    (0xA0, 0xBF, 1),
+    (0x80, 0x9F, 1),
+    (0x90, 0xBF, 2),
+    (0x80, 0x8F, 2),
+)
+"""Of the states from 1 on."""
 
 
 def _table() -> list[list[int]]:
     table = [[INVALID] * 256 for _ in range(NUM_STATES + 1)]
-    for state, ranges in ((0, _LEADS), *((state, (span,)) for state, span in _SECONDS.items())):
+    for state, ranges in ((0, _LEADS), *((state, (span,)) for state, span in enumerate(_CONTINUATIONS, 1))):
         for first, last, after in ranges:
             table[state][first : last + 1] = [after] * (last - first + 1)
     return table

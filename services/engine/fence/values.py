@@ -171,10 +171,10 @@ def _grammar(
     if texts and b"" in tails:
         after += "?"
     if schema is not None:
-        options = json.loads(schema.text(strictness))
-        if not isinstance(options, dict):
-            options = {} if options else {"not": {}, "enum": []}
-        text = json.dumps({**options, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
+        text = schema.text(strictness)
+        text = {"true": "{}", "false": '{"enum": []}'}.get(text, text)
+        options = json.dumps({"x-guidance": _JSON_OPTIONS})
+        text = options if text == "{}" else f"{text[:-1]}, {options[1:]}"
         return llguidance.LLMatcher.grammar_from_lark(f"start: {before}value{after}\nvalue: %json {text}")
     if isinstance(node, Raw):
         return llguidance.LLMatcher.grammar_from_lark(f"start: {before}TEXT\nTEXT: {_raw_terminal(node, end)}")
