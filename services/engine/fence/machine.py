@@ -16,8 +16,12 @@ import numpy as np
 
 from services.engine.fence.allowed import Allowed, Free, Ids, Mask
 from services.engine.fence.compile import CompiledFence
-from services.engine.fence.threads import FreeThread, RawThread, StructureThread, Thread, ValueThread, begin
+from services.engine.fence.free_thread import FreeThread
+from services.engine.fence.raw_thread import RawThread
+from services.engine.fence.readings import first, settle
+from services.engine.fence.thread import StructureThread, Thread
 from services.engine.fence.tokens import FenceTokens
+from services.engine.fence.value_thread import ValueThread
 
 
 class Region(Enum):
@@ -40,7 +44,7 @@ class Fence:
     def __init__(self, compiled: CompiledFence) -> None:
         self._compiled = compiled
         self._is_reasoning = compiled.program.has_reasoning_gate
-        self._threads: list[Thread] = [] if self._is_reasoning else _start(compiled)
+        self._threads: list[Thread] = [] if self._is_reasoning else first(compiled)
 
     def allowed(self) -> Allowed:
         """The legal next tokens. Costs least in structure and free text (one look), most in JSON (tens of µs)."""
@@ -60,16 +64,16 @@ class Fence:
         """One more token of the answer. False if it is illegal; the fence cannot be used any more then."""
         if self._is_reasoning:
             if token_id == self._compiled.reasoning_end_id:
-                self._is_reasoning, self._threads = False, _start(self._compiled)
+                self._is_reasoning, self._threads = False, first(self._compiled)
             return self._is_legal_thought(token_id)
         if len(self._threads) == 1:
             pushed = self._threads[0].push(token_id)
-            self._threads = pushed or []
+            self._threads = settle(self._compiled, pushed or [])
             return pushed is not None
         if not self._threads:
             return token_id in self._compiled.tokens.eos_ids
         all_pushed = [pushed for thread in self._threads if (pushed := thread.push(token_id)) is not None]
-        self._threads = [thread for pushed in all_pushed for thread in pushed]
+        self._threads = settle(self._compiled, [one for pushed in all_pushed for one in pushed])
         return bool(all_pushed)
 
     @property
@@ -142,9 +146,3 @@ class Fence:
         for token_id in ids:
             row[token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return Mask(row)
-
-
-def _start(compiled: CompiledFence) -> list[Thread]:
-    if compiled.program.trigger is not None:
-        return [FreeThread(compiled, begun=None if compiled.bare_lead_in is None else b"")]
-    return begin(compiled, compiled.structure.expander.start)

@@ -92,6 +92,11 @@ class Structure:
         assert node is not None
         return node
 
+    def begin(self, rest: Rest, surplus: bytes = b"") -> list[TrieNode] | None:
+        """The place where ``rest`` goes on with ``surplus`` of it written, by itself; None if it cannot."""
+        node = self.at((rest,), surplus)
+        return None if node is None else [node]
+
     def at(self, rests: tuple[Rest, ...], surplus: bytes = b"") -> TrieNode | None:
         """Where any of ``rests`` begins, with ``surplus`` of it written; None if that is none of their texts'."""
         key = (rests, surplus)
