@@ -9,7 +9,10 @@ SERVICES: Final = ("kvstore", "engine", "tokenizer", "gateway")
 
 MODULES_BY_EXTRA: Final = {
     "kvstore": ("rocksdict", "crc32c"),
-    "engine": ("torch", "transformers", "safetensors", "huggingface_hub", "numpy", "crc32c", "llguidance", "tokenizers"),
+    "engine": (
+        *("torch", "transformers", "safetensors", "huggingface_hub", "numpy", "crc32c"),
+        *("llguidance", "tokenizers"),
+    ),
     "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography"),
     "gateway": ("fastapi", "uvicorn", "orjson", "websockets", "zstandard"),
     "models": ("numpy", "huggingface_hub"),

@@ -54,7 +54,10 @@ class CompiledRaw:
 
 
 class FenceCompiler:
-    """Compiles programs for one model; values stay compiled between them. One thread at a time."""
+    """Compiles programs for one model; values stay compiled between them.
+
+    One thread at a time; the fences that it has made may be pushed on another one meanwhile.
+    """
 
     def __init__(self, rows: TokenRows) -> None:
         self.rows = rows

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import llguidance
@@ -20,7 +21,7 @@ from services.engine.fence.schema import JsonSchema, Strictness
 from services.engine.fence.text_automaton import TextAutomaton
 from services.engine.fence.token_rows import TokenRows
 
-_MAX_CACHED = 4_096
+_MAX_CACHED = 1_024
 _MAX_GRAMMAR_CHARS = 64 * 1024
 _JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
 _LIMITS = llguidance.LLParserLimits(
@@ -55,16 +56,18 @@ class ValueCompiler:
     def __init__(self, rows: TokenRows) -> None:
         self.rows = rows
         self._tokens = rows.tokens
-        self._matchers: dict[str, llguidance.LLMatcher | None] = {}
+        self._lock = Lock()
+        """Programs are compiled beside the step loop, which compiles what they left."""
+        self._matchers: dict[str, llguidance.LLMatcher] = {}
         self._schemas: dict[str, JsonSchema] = {}
         self._automata: dict[tuple[str, bool, tuple[str, ...], bool], TextAutomaton] = {}
 
     def automaton(self, end: str, stops_at_end: bool, forbidden: Sequence[str], counts_chars: bool) -> TextAutomaton:
         """Of well-formed text up to ``end``."""
         key = (end, stops_at_end, tuple(forbidden), counts_chars)
-        if key not in self._automata:
-            _make_room(self._automata)
-            self._automata[key] = TextAutomaton(
+        automaton = self._automata.get(key)
+        if automaton is None:
+            automaton = TextAutomaton(
                 self._tokens,
                 self.rows.utf8,
                 end=end.encode(),
@@ -72,7 +75,8 @@ class ValueCompiler:
                 forbidden=[text.encode() for text in forbidden],
                 counts_chars=counts_chars,
             )
-        return self._automata[key]
+            self._keep(self._automata, key, automaton)
+        return automaton
 
     def compile(
         self,
@@ -110,24 +114,26 @@ class ValueCompiler:
         text = _schema_text(node)
         if text is None:
             return None
-        if text not in self._schemas:
-            _make_room(self._schemas)
-            self._schemas[text] = JsonSchema(text)
-        return self._schemas[text]
+        schema = self._schemas.get(text)
+        if schema is None:
+            schema = JsonSchema(text)
+            self._keep(self._schemas, text, schema)
+        return schema
 
     def _matcher(self, grammar: str | None) -> llguidance.LLMatcher | None:
         if grammar is None:
             return None
-        if grammar not in self._matchers:
-            _make_room(self._matchers)
+        matcher = self._matchers.get(grammar)
+        if matcher is None:
             matcher = llguidance.LLMatcher(self._tokens.lltokenizer, grammar, log_level=0, limits=_LIMITS)
-            self._matchers[grammar] = None if matcher.is_error() else matcher
-        return self._matchers[grammar]
+            self._keep(self._matchers, grammar, matcher)
+        return None if matcher.is_error() else matcher
 
-
-def _make_room(cache: dict[Any, Any]) -> None:
-    if len(cache) >= _MAX_CACHED:
-        cache.pop(next(iter(cache)))
+    def _keep(self, cache: dict[Any, Any], key: Any, value: object) -> None:
+        with self._lock:
+            if len(cache) >= _MAX_CACHED:
+                cache.pop(next(iter(cache)))
+            cache[key] = value
 
 
 def _schema_text(node: Value | Raw | Grammar) -> str | None:

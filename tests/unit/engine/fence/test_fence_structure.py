@@ -109,12 +109,12 @@ def test_keys_that_are_not_unique_may_come_again() -> None:
 
 
 def test_no_limit_on_the_number_of_keys() -> None:
-    items = tuple(KeyItem(f"k{number:03};", 1, number % 2 == 0) for number in range(200))
+    items = tuple(KeyItem(f"k{number:03};", 1, number % 2 == 0) for number in range(120))
     one = fence(Keys(items, ",", "."), Literal("1"))
-    for number in range(0, 200, 2):
+    for number in range(0, 120, 2):
         write_canonically(one, *(("," if number else "") + f"k{number:03};" + "1"))
     assert takes(one, ".")
-    assert takes(one, ",k001;1,k199;1.")
+    assert takes(one, ",k001;1,k119;1.")
     assert not takes(one, ",k000")
 
 
