@@ -26,6 +26,21 @@ from services.tokenizer.dialects.json_text import quote, respace, split_object
 from services.tokenizer.dialects.reasoning import ReasoningStage, ThinkTags
 from services.tokenizer.dialects.schema import CUSTOM_PARAMETER, ParameterTypes
 from services.tokenizer.dialects.tool_lines import write_tool_lines
+from services.tokenizer.fence.callable import CallableTool
+from services.tokenizer.fence.calls import CallRules, Markup, distinct, write_program
+from services.tokenizer.fence.parameters import Parameter
+from services.tokenizer.fence.program import (
+    Branch,
+    GrammarSyntax,
+    KeyItem,
+    Keys,
+    Literal,
+    Node,
+    ProgramDraft,
+    Relaxed,
+    Value,
+    sequence,
+)
 
 _OPENING = "<tool_call>"
 _CLOSING = "</tool_call>"
@@ -35,6 +50,18 @@ _THINKING = ThinkTags("<think>\n", "\n</think>\n\n")
 # In thinking only the tag with a call behind it counts, so that a model may think about the tag.
 _STARTS_IN_THINKING = (f"{_OPENING}\n{{", f"{_OPENING}{{")
 _STRAYS = (_CLOSING, "</think>")
+_FIRST_CALL = '\n{"name": '
+_MARKUP = Markup(
+    lead_in=_LEAD_IN,
+    is_bare_at_start=True,
+    behind_thinking="\n\n",
+    tag=_OPENING,
+    first_call=_FIRST_CALL,
+    next_call=f"\n{_OPENING}{_FIRST_CALL}",
+    end="",
+    think_tags=_THINKING,
+    markers=(_OPENING, _CLOSING),
+)
 
 
 class ChatmlJson:
@@ -42,6 +69,7 @@ class ChatmlJson:
 
     def __init__(self) -> None:
         self.name = "chatml_json"
+        self.think_tags = _THINKING
 
     def write_tools(self, tools: Sequence[ToolSpec]) -> str:
         """Instructions for the system message, for chat templates that know no tools."""
@@ -76,6 +104,12 @@ class ChatmlJson:
         reasoning = ReasoningStage(_THINKING, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
+    def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:
+        """All values are JSON, of open arguments the whole object."""
+        branches = distinct(Branch(f'{quote(tool.name)}, "arguments": ', _fenced(tool)) for tool in tools)
+        relaxed = [one for tool in tools for one in _relaxed(tool)]
+        return write_program(_MARKUP, branches, rules, relaxed)
+
 
 def _call_object(call: CallText) -> str:
     return f'{{"name": {quote(call.name)}, "arguments": {_arguments(call)}}}'
@@ -88,3 +122,30 @@ def _arguments(call: CallText) -> str:
     if not call.arguments.strip():
         return "{}"
     return respace(call.arguments) if split_object(call.arguments) is not None else quote(call.arguments)
+
+
+def _fenced(tool: CallableTool) -> Node:
+    closing = f"}}\n{_CLOSING}"
+    arguments = tool.arguments
+    if arguments.is_open:
+        return Value(arguments.json_schema, f"tools.{tool.name}", closing)
+    items = [KeyItem(f"{quote(one.key)}: ", _value(one), one.is_required) for one in arguments.parameters]
+    return sequence(Literal("{"), Keys(tuple(items), ", ", "}"), Literal(closing))
+
+
+def _value(parameter: Parameter) -> Value:
+    grammar = parameter.grammar
+    if grammar is not None and grammar.syntax is GrammarSyntax.REGEX:
+        pattern = f'{{"type": "string", "pattern": {quote(f"^(?:{grammar.text})$")}}}'
+        return Value(pattern, parameter.place)
+    return Value(parameter.json_schema(), parameter.place)
+
+
+def _relaxed(tool: CallableTool) -> list[Relaxed]:
+    """In a JSON string, a Lark grammar has no place."""
+    grammars = [
+        Relaxed(one.place, "grammar")
+        for one in tool.arguments.parameters
+        if one.grammar is not None and one.grammar.syntax is GrammarSyntax.LARK
+    ]
+    return [*tool.arguments.relaxed, *grammars]

@@ -19,12 +19,29 @@ from services.tokenizer.dialects.dsml_tags import BLOCK_NAMES, MARKER, find_valu
 from services.tokenizer.dialects.events import CallText, ResultText, ToolSpec
 from services.tokenizer.dialects.json_text import quote
 from services.tokenizer.dialects.reasoning import ReasoningStage, ThinkTags
-from services.tokenizer.dialects.schema import ParameterTypes
+from services.tokenizer.dialects.schema import STRING_ONLY, ParameterTypes
+from services.tokenizer.fence.callable import CallableTool
+from services.tokenizer.fence.calls import CallRules, Markup, distinct, write_program
+from services.tokenizer.fence import parameters as schema_of
+from services.tokenizer.fence.program import (
+    Branch,
+    Choose,
+    KeyItem,
+    Keys,
+    Literal,
+    Node,
+    ProgramDraft,
+    Raw,
+    Repeat,
+    sequence,
+)
+from services.tokenizer.fence.values import ValueWriter
 
 _LEAD_IN = "\n\n"
 _THINK_TAGS = ThinkTags("<think>", "</think>")
 
 _SPELT_BLOCKS = (*BLOCK_NAMES, " calls")
+_ANY_KEY = r'[^"<>\n]+'
 _OPENINGS = [
     escape + opening
     for escape in ("", "\\")
@@ -65,6 +82,19 @@ class DsmlDialect:
         self._block_tag = f"{MARKER}{_BLOCK_TAGS[version]}"
         self._invoke_tag = f"{MARKER}{space}invoke"
         self._parameter_tag = f"{MARKER}{space}parameter"
+        self._closing = f"</{self._parameter_tag}>"
+        self.think_tags = _THINK_TAGS
+        self._markup = Markup(
+            lead_in=_LEAD_IN,
+            is_bare_at_start=False,
+            behind_thinking="",
+            tag=f"<{self._block_tag}>",
+            first_call=f'\n<{self._invoke_tag} name="',
+            next_call=f'\n<{self._invoke_tag} name="',
+            end=f"\n</{self._block_tag}>",
+            think_tags=_THINK_TAGS,
+            markers=(MARKER,),
+        )
 
     def write_tools(self, tools: Sequence[ToolSpec]) -> str:
         """The section behind the system message's text and an empty line; it ends with a newline."""
@@ -98,6 +128,39 @@ class DsmlDialect:
         reasoning = ReasoningStage(_THINK_TAGS, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
+    def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:
+        """A string that could not stand raw is not allowed; as JSON, which ``write_calls`` makes of it, neither."""
+        # What a reader might take for the closing tag if another tag came behind it, or for an opening one.
+        other_space = "p" if self.version is DsmlVersion.V4_1 else " "
+        forbidden = [f"<{MARKER}", f"<\\{MARKER}", f"<\\/{MARKER}", f"</{MARKER}{other_space}"]
+        values = ValueWriter(
+            self._closing, [*forbidden, f"{self._closing[:-1]} "], reserved=lambda text: not self._can_stand(text)
+        )
+        branches = distinct(Branch(f'{tool.name}">\n', self._fenced(tool, values)) for tool in tools)
+        relaxed = [*(one for tool in tools for one in tool.arguments.relaxed), *values.relaxed]
+        return write_program(self._markup, branches, rules, relaxed)
+
+    def _fenced(self, tool: CallableTool, values: ValueWriter) -> Node:
+        start, end = f'<{self._parameter_tag} name="', f"\n</{self._invoke_tag}>"
+        parameters = tool.arguments.parameters
+        if tool.arguments.is_open:
+            (any_one,) = parameters
+            key = Raw('" string="', any_one.place, 1, pattern=_ANY_KEY)
+            one = sequence(Literal(start), key, self._fenced_value(any_one, values))
+            return sequence(Repeat(one, separator="\n"), Literal(end))
+        items = [
+            KeyItem(f'{start}{one.key}" string="', self._fenced_value(one, values), one.is_required)
+            for one in parameters
+        ]
+        return Keys(tuple(items), "\n", end)
+
+    def _fenced_value(self, parameter: schema_of.Parameter, values: ValueWriter) -> Node:
+        types = parameter.types
+        branches = [Branch('true">', values.text(parameter))] if "string" in types else []
+        if types - STRING_ONLY:
+            branches.append(Branch('false">', values.other(parameter)))
+        return Choose(tuple(branches))
+
     def _write_call(self, call: CallText) -> str:
         parameters = "\n".join(map(self._write_parameter, parameters_of(call)))
         return f'<{self._invoke_tag} name="{call.name}">\n{parameters}\n</{self._invoke_tag}>'
@@ -112,7 +175,7 @@ class DsmlDialect:
 
     def _can_stand(self, text: str) -> bool:
         """Whether a reader finds the end of ``text`` where it is."""
-        closing = f"</{self._parameter_tag}>"
+        closing = self._closing
         if MARKER.lower() not in text.lower():
             return True
         written = f"{text}{closing}\n</{self._invoke_tag}>"

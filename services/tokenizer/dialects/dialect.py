@@ -1,7 +1,8 @@
-"""The four operations of a tool dialect, together: they must be inverse to each other.
+"""The operations of a tool dialect, together: writing and parsing must be inverse to each other.
 
 Round-trip law: what ``write_calls`` makes of an assistant's text and calls is, byte for byte, what the model emitted
-for them in the dialect's canonical form, and ``parser`` reads it back to the same text and calls.
+for them in the dialect's canonical form, and ``parser`` reads it back to the same text and calls. ``fence`` allows that
+form and no other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.tokenizer.dialects.events import CallText, ParseEvent, ResultText, ToolSpec
+from services.tokenizer.dialects.reasoning import ThinkTags
+from services.tokenizer.fence.callable import CallableTool
+from services.tokenizer.fence.calls import CallRules
+from services.tokenizer.fence.program import ProgramDraft
 
 
 class StreamParser(Protocol):
@@ -35,6 +40,11 @@ class Dialect(Protocol):
     name: str
     """As in ``--dialect`` and ListModels."""
 
+    @property
+    def think_tags(self) -> ThinkTags:
+        """Around thinking."""
+        ...
+
     def write_tools(self, tools: Sequence[ToolSpec]) -> str:
         """Instructions for the system message, for chat templates that know no tools."""
         ...
@@ -49,4 +59,9 @@ class Dialect(Protocol):
 
     def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
         """A parser for one answer; ``tools`` decide argument types where the format does not mark them."""
+        ...
+
+    def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:
+        """The program of answers that call ``tools``, and no others, as ``write_calls`` writes them; None where there
+        are no tools."""
         ...

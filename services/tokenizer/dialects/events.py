@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.tokenizer.fence.program import GrammarSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class ToolGrammar:
+    """Of a custom tool's text; untrusted."""
+
+    syntax: GrammarSyntax
+    text: str
+
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
@@ -19,6 +29,7 @@ class ToolSpec:
     parameters_json: str
     is_custom: bool = False
     namespace: str | None = None
+    grammar: ToolGrammar | None = None
 
     @property
     def bare_name(self) -> str:

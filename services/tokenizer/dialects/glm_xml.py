@@ -21,12 +21,27 @@ from services.tokenizer.dialects.markers import Markers
 from services.tokenizer.dialects.reasoning import ReasoningStage, ThinkTags
 from services.tokenizer.dialects.schema import ParameterTypes
 from services.tokenizer.dialects.tool_lines import write_tool_lines
+from services.tokenizer.fence.callable import CallableTool
+from services.tokenizer.fence.calls import CallRules, Markup, distinct, write_program
+from services.tokenizer.fence.program import (
+    NOTHING,
+    Branch,
+    KeyItem,
+    Keys,
+    Literal,
+    ProgramDraft,
+    Raw,
+    Repeat,
+    sequence,
+)
+from services.tokenizer.fence.values import ValueWriter
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _KEY, _END_KEY = "<arg_key>", "</arg_key>"
 _VALUE, _END_VALUE = "<arg_value>", "</arg_value>"
 _BEHIND_VALUE = (_KEY, _END_CALL, _CALL)
 _MAX_NAME_CHARS = 256
+_ANY_KEY = r"[^<>\n]+"
 
 _VALUE_END = re.compile(f"{_END_VALUE}\\s*(?:{'|'.join(_BEHIND_VALUE)})")
 _NAME_ENDS = Markers(["\n", _KEY, _END_CALL, _CALL])
@@ -55,8 +70,19 @@ class GlmDialect:
         """``newline``: what the form puts between tags, a newline or nothing."""
         self.name = name
         self._newline = newline
-        self._think_tags = ThinkTags(f"{newline}<think>", f"</think>{newline}")
+        self.think_tags = ThinkTags(f"{newline}<think>", f"</think>{newline}")
         self._starts = block_starts([_CALL], newline)
+        self._markup = Markup(
+            lead_in=newline,
+            is_bare_at_start=False,
+            behind_thinking="",
+            tag=_CALL,
+            first_call="",
+            next_call=f"{newline}{_CALL}",
+            end="",
+            think_tags=self.think_tags,
+            markers=(_CALL, _END_CALL, _KEY, _END_KEY, _VALUE, _END_VALUE),
+        )
 
     def write_tools(self, tools: Sequence[ToolSpec]) -> str:
         """As GLM's own templates have it, which know tools."""
@@ -81,8 +107,46 @@ class GlmDialect:
         def open_block(_opening: str, num_calls: int) -> _GlmCall:
             return _GlmCall(num_calls, types)
 
-        reasoning = ReasoningStage(self._think_tags, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
+        reasoning = ReasoningStage(self.think_tags, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, self._starts, open_block)
+
+    def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:
+        """A string ends at its closing tag, even where no other tag follows."""
+        # With a newline behind the tag, the tag alone does not end a string, and must not be what another reader takes
+        # for its end.
+        forbidden = [f"{_END_VALUE}{char}" for char in "< \t\r"] if self._newline else []
+        values = ValueWriter(f"{_END_VALUE}{self._newline}", forbidden)
+        names = [tool.name for tool in tools]
+        branches = distinct(branch for tool in tools for branch in self._branches(tool, names, values))
+        relaxed = [*(one for tool in tools for one in tool.arguments.relaxed), *values.relaxed]
+        return write_program(self._markup, branches, rules, relaxed)
+
+    def _branches(self, tool: CallableTool, names: Sequence[str], values: ValueWriter) -> list[Branch]:
+        """From a call's name to its end; where a longer name may go on, one branch for each first parameter."""
+        start = f"{tool.name}{self._newline}"
+        behind_key = f"{_END_KEY}{self._newline}{_VALUE}"
+        parameters = tool.arguments.parameters
+        if tool.arguments.is_open:
+            (any_one,) = parameters
+            key = Raw(behind_key, any_one.place, 1, pattern=_ANY_KEY)
+            rest = sequence(key, values.untyped(any_one))
+            more = Repeat(sequence(Literal(_KEY), rest))
+            if self._newline:
+                return [Branch(start, sequence(more, Literal(_END_CALL)))]
+            first = sequence(rest, more, Literal(_END_CALL))
+            return [Branch(f"{start}{_KEY}", first), Branch(f"{start}{_END_CALL}", NOTHING)]
+        items = [KeyItem(f"{_KEY}{one.key}{behind_key}", values.untyped(one), one.is_required) for one in parameters]
+        if self._newline or not any(name.startswith(tool.name) and name != tool.name for name in names):
+            return [Branch(start, Keys(tuple(items), "", _END_CALL))]
+        firsts = [
+            Branch(
+                start + item.key,
+                sequence(item.value, Keys(tuple(other for other in items if other is not item), "", _END_CALL)),
+            )
+            for item in items
+        ]
+        is_optional = not any(item.is_required for item in items)
+        return [*firsts, *([Branch(f"{start}{_END_CALL}", NOTHING)] if is_optional else [])]
 
     def _write_call(self, call: CallText) -> str:
         arguments = "".join(

@@ -31,7 +31,21 @@ from services.tokenizer.dialects.events import CallText, ResultText, ToolSpec
 from services.tokenizer.dialects.reasoning import ReasoningStage, ThinkTags
 from services.tokenizer.dialects.schema import PYTHON_LITERALS, ParameterTypes
 from services.tokenizer.dialects.tool_lines import write_tool_lines
-from services.tokenizer.dialects.xml_block import FUNCTION, XmlBlockReader, ends_value
+from services.tokenizer.dialects.xml_block import FUNCTION, VALUE_ENDS, XmlBlockReader, ends_value
+from services.tokenizer.fence.callable import CallableTool
+from services.tokenizer.fence.calls import CallRules, Markup, distinct, write_program
+from services.tokenizer.fence.program import (
+    Branch,
+    KeyItem,
+    Keys,
+    Literal,
+    Node,
+    ProgramDraft,
+    Raw,
+    Repeat,
+    sequence,
+)
+from services.tokenizer.fence.values import ValueWriter
 
 _OPENING = "<tool_call>"
 _CLOSING = "</tool_call>"
@@ -42,6 +56,19 @@ _THINKING = ThinkTags("<think>\n", "\n</think>\n\n")
 # In thinking only the tag with a call behind it counts, so that a model may think about the tag.
 _STARTS_IN_THINKING = (f"{_OPENING}\n{FUNCTION}", f"{_OPENING}{FUNCTION}")
 _STRAYS = (_CLOSING, "</function>", "</think>")
+_FIRST_CALL = f"\n{FUNCTION}"
+_MARKUP = Markup(
+    lead_in=_LEAD_IN,
+    is_bare_at_start=True,
+    behind_thinking="\n\n",
+    tag=_OPENING,
+    first_call=_FIRST_CALL,
+    next_call=f"\n{_OPENING}{_FIRST_CALL}",
+    end="",
+    think_tags=_THINKING,
+    markers=(_OPENING, _CLOSING),
+)
+_ANY_KEY = r"[^<>\n]+"
 _PYTHON_BY_JSON = {value: literal for literal, value in PYTHON_LITERALS.items()}
 
 
@@ -52,6 +79,7 @@ class QwenXml:
         """``has_python_scalars``: the model was trained on a template that prints scalars as Python does."""
         self.name = "qwen_xml_python" if has_python_scalars else "qwen_xml"
         self._has_python_scalars = has_python_scalars
+        self.think_tags = _THINKING
 
     def write_tools(self, tools: Sequence[ToolSpec]) -> str:
         """Instructions for the system message, for chat templates that know no tools."""
@@ -93,6 +121,14 @@ class QwenXml:
         reasoning = ReasoningStage(_THINKING, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
+    def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:
+        """A string ends at its closing tag on a line of its own, even where no other tag follows."""
+        spelling = _python_spelling if self._has_python_scalars else None
+        values = ValueWriter("\n</parameter>\n", VALUE_ENDS, spelling=spelling)
+        branches = distinct(Branch(f"{tool.name}>\n", _fenced(tool, values)) for tool in tools)
+        relaxed = [*(one for tool in tools for one in tool.arguments.relaxed), *values.relaxed]
+        return write_program(_MARKUP, branches, rules, relaxed)
+
     def _function(self, call: CallText) -> str:
         parameters = "".join(
             f"<parameter={parameter.key}>\n{self._value(parameter)}\n</parameter>\n"
@@ -108,3 +144,20 @@ class QwenXml:
         if ends_value(parameter.text, _CLOSING):
             return parameter.text.replace("<", "\\u003c")
         return parameter.text
+
+
+def _python_spelling(text: str) -> str:
+    return _PYTHON_BY_JSON.get(text, text)
+
+
+def _fenced(tool: CallableTool, values: ValueWriter) -> Node:
+    """From behind the name to the end of the block."""
+    end = f"</function>\n{_CLOSING}"
+    parameters = tool.arguments.parameters
+    if tool.arguments.is_open:
+        (any_one,) = parameters
+        key = Raw(">\n", any_one.place, 1, pattern=_ANY_KEY)
+        one = sequence(Literal("<parameter="), key, values.untyped(any_one))
+        return sequence(Repeat(one), Literal(end))
+    items = [KeyItem(f"<parameter={one.key}>\n", values.untyped(one), one.is_required) for one in parameters]
+    return Keys(tuple(items), "", end)

@@ -36,7 +36,7 @@ class ParameterTypes:
             return STRING_ONLY
         root = self._schemas.get(tool, {})
         properties = _object(root.get("properties"))
-        return _types(properties.get(parameter), root, _MAX_REFERENCES)
+        return types_of(properties.get(parameter), root)
 
 
 def read_value(text: str, types: frozenset[str], *, reads_python: bool = False) -> str | None:
@@ -71,7 +71,9 @@ def _schema_of(tool: ToolSpec) -> Mapping[str, object]:
     return _object(json.loads(tool.parameters_json, parse_int=float)) if is_json(tool.parameters_json) else {}
 
 
-def _types(schema: object, root: Mapping[str, object], num_references: int) -> frozenset[str]:
+def types_of(schema: object, root: Mapping[str, object], num_references: int = _MAX_REFERENCES) -> frozenset[str]:
+    """The JSON Schema type names that ``schema`` allows; all of them where it does not say. ``root`` has what its
+    references point to."""
     if not isinstance(schema, dict) or num_references == 0:
         return ALL_TYPES
     fields = cast("dict[str, object]", schema)
@@ -86,17 +88,17 @@ def _types(schema: object, root: Mapping[str, object], num_references: int) -> f
         return frozenset(_type_of(value) for value in _list(fields["enum"])) or ALL_TYPES
     for combiner in ("anyOf", "oneOf"):
         if isinstance(fields.get(combiner), list):
-            options = [_types(option, root, num_references - 1) for option in _list(fields[combiner])]
+            options = [types_of(option, root, num_references - 1) for option in _list(fields[combiner])]
             return frozenset[str]().union(*options) or ALL_TYPES
     if isinstance(fields.get("allOf"), list):
-        parts = [_types(part, root, num_references - 1) for part in _list(fields["allOf"])]
+        parts = [types_of(part, root, num_references - 1) for part in _list(fields["allOf"])]
         return ALL_TYPES.intersection(*parts) or ALL_TYPES
     if isinstance(fields.get("$ref"), str):
-        return _types(_resolve(str(fields["$ref"]), root), root, num_references - 1)
+        return types_of(resolve(str(fields["$ref"]), root), root, num_references - 1)
     return ALL_TYPES
 
 
-def _resolve(reference: str, root: Mapping[str, object]) -> object:
+def resolve(reference: str, root: Mapping[str, object]) -> object:
     """What a reference inside the same schema points to (RFC 6901); None where it points nowhere."""
     found: object = root
     if not reference.startswith("#/"):

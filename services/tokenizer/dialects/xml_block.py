@@ -15,6 +15,12 @@ FUNCTION = "<function="
 _FUNCTION_END = "</function>"
 _PARAMETER = "<parameter="
 _PARAMETER_END = "</parameter>"
+VALUE_ENDS = tuple(
+    f"{_PARAMETER_END}{between}{tag}"
+    for between in ("", "\n", "\n\n")
+    for tag in (_PARAMETER, _FUNCTION_END, "</tool_call>")
+)
+"""Inside a value, each of these would end it."""
 _TAG_END = Markers([">", "<", "\n"])
 
 
