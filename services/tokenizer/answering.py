@@ -70,6 +70,7 @@ class Answering:
         Raises what ``prompt`` raises, ContextLengthError, NoEngineError, EngineLostError and an engine's own refusal.
         """
         prompt = await self.prompt(request.source, request.routing, timeout_s)
+        request = replace(request, fence=prompt.fence)
         records: list[Record] = []
         engine_id, wait_classes = "", set[str]()
 

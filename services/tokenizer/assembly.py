@@ -14,12 +14,13 @@ from services.tokenizer.answering import Answering
 from services.tokenizer.config import LITERAL, TokenizerSettings
 from services.tokenizer.engines import Engine, Engines
 from services.tokenizer.errors import ModelFileError
+from services.tokenizer.fence.fence import Fences
 from services.tokenizer.history import record_store
 from services.tokenizer.history.capsule_keys import load_ring
 from services.tokenizer.history.capsules import Capsules
 from services.tokenizer.history.history import History
 from services.tokenizer.history.memory import Transcripts
-from services.tokenizer.models import ServedModel, load_model
+from services.tokenizer.models import ServedModel, added_tokens, load_model
 from services.tokenizer.pool import EncodePool
 from services.tokenizer.prompt.appending import AppendLimits
 from services.tokenizer.prompt.builder import PromptBuilder
@@ -53,6 +54,7 @@ async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGene
             content_policy=config.content_policy,
             max_prompt_bytes=config.max_prompt_bytes,
             has_reasoning=model.has_reasoning,
+            fences=Fences(model.dialect, added_tokens(model)) if config.fences else None,
             append_limits=_append_limits(config),
         )
         pool = EncodePool(config.encode_threads, config.encode_queue)

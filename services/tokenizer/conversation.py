@@ -22,6 +22,7 @@ class ToolMode(Enum):
 
     NONE = auto()
     AUTO = auto()
+    REQUIRED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,22 @@ class Conversation:
     """Further variables of the chat template, plain JSON values."""
     tools: tuple[ToolSpec, ...] = ()
     tool_mode: ToolMode = ToolMode.AUTO
+    allowed_names: frozenset[str] | None = None
+    """Of the tools that may be called; None: all. The model is shown the others, too."""
     parallel_calls: bool = True
     enable_thinking: bool | None = field(default=None)
     """None leaves it to the template."""
     output_format: OutputFormat | None = None
     """None: free text."""
+
+    @property
+    def allowed_tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that may be called, in order, as far as ``tool_mode`` lets any be."""
+        names = self.allowed_names
+        return self.tools if names is None else tuple(tool for tool in self.tools if tool.name in names)
+
+    @property
+    def limits_calls(self) -> bool:
+        """Whether the model may not decide by itself which calls it makes, if any are allowed."""
+        is_limited = self.tool_mode is ToolMode.REQUIRED or self.allowed_names is not None
+        return is_limited and self.tool_mode is not ToolMode.NONE

@@ -17,6 +17,9 @@ from services.tokenizer.events import (
     TokenLogprobs,
     Usage,
 )
+from services.tokenizer.fence.fence import Fence
+from services.tokenizer.fence.program import Relaxed
+from services.tokenizer.fence_messages import write_program
 from services.tokenizer.generate import GenerationRequest
 from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Priority
@@ -65,6 +68,8 @@ def write_generate(request: GenerationRequest, ids: TokenIds) -> engine_pb2.Gene
         persist=routing.persist,
         tenant=routing.tenant,
         request_id=routing.request_id,
+        fence=None if request.fence is None else write_program(request.fence),
+        reasoning=None if request.fence is None else _write_reasoning(request.fence),
     )
 
 
@@ -106,6 +111,15 @@ def read_event(
             return _read_finished(message.finished)
         case _:
             return None
+
+
+def _write_reasoning(fence: Fence) -> engine_pb2.Reasoning | None:
+    """Where a program waits for the end of thinking, the engine must know its token."""
+    if not fence.has_reasoning_gate:
+        return None
+    assert fence.thinking_ids is not None
+    start_id, end_id = fence.thinking_ids
+    return engine_pb2.Reasoning(start_id=start_id, end_id=end_id)
 
 
 def _write_sampling(sampling: Sampling) -> engine_pb2.Sampling:
@@ -159,5 +173,5 @@ def _read_finished(finished: engine_pb2.Finished) -> Ended:
             timings=Timings(timings.queued_ms, timings.restored_ms, timings.prefilled_ms, timings.decoded_ms),
         ),
         stop_index=finished.stop_text if finished.HasField("stop_text") else None,
-        warnings=tuple(f"not enforced: {one.keyword} of {one.parameter_path}" for one in finished.warnings),
+        relaxed=tuple(Relaxed(one.parameter_path, one.keyword) for one in finished.warnings),
     )

@@ -7,6 +7,8 @@ caller:  Admitted, Progress*, then per choice ReasoningDelta*, TextDelta*, calls
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from services.tokenizer.fence.program import Relaxed
+
 
 class Tier(Enum):
     """Where cached state lay."""
@@ -124,7 +126,8 @@ class Ended:
     reason: FinishReason
     usage: Usage
     stop_index: int | None
-    warnings: tuple[str, ...]
+    relaxed: tuple[Relaxed, ...]
+    """Places are nodes of the program that was sent, or what the engine calls them."""
 
 
 @dataclass(frozen=True, slots=True)

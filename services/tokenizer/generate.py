@@ -17,6 +17,8 @@ from services.tokenizer.events import (
     Progress,
     Sampled,
 )
+from services.tokenizer.fence.fence import Fence
+from services.tokenizer.fence.flat import describe
 from services.tokenizer.history.record import Record
 from services.tokenizer.routing import Routing
 from services.tokenizer.sampling import Sampling
@@ -38,6 +40,8 @@ class GenerationRequest:
     loop_guard: bool | None
     """None leaves it to the engine's setting."""
     warm_up_only: bool
+    fence: Fence | None = None
+    """What the answer must be like, once the prompt is known."""
 
 
 async def answer(
@@ -103,7 +107,9 @@ def _finished(
     if reason is FinishReason.STOP and choice.has_calls:
         reason = FinishReason.CALLS
     loop = (_LOOP,) if reason is FinishReason.LOOP else ()
-    all_warnings = (*warnings, *event.warnings, *choice.warnings, *loop)
+    places = () if request.fence is None else request.fence.program.places
+    relaxed = (describe(one, places) for one in event.relaxed)
+    all_warnings = dict.fromkeys((*warnings, *relaxed, *choice.warnings, *loop))
     # The engine does not know which of its tokens are thinking.
     usage = replace(event.usage, reasoning_tokens=choice.num_reasoning_tokens)
-    return Finished(event.choice, reason, stop_text, usage, encoded_ms, all_warnings)
+    return Finished(event.choice, reason, stop_text, usage, encoded_ms, tuple(all_warnings))

@@ -102,6 +102,11 @@ def load_model(model_dir: Path, name: str | None, aliases: tuple[str, ...], dial
     )
 
 
+def added_tokens(model: ServedModel) -> dict[str, int]:
+    """Ids of the tokens that the tokenizer finds in text by their spelling."""
+    return {token.content: token_id for token_id, token in model.tokenizer.get_added_tokens_decoder().items()}
+
+
 def load_defaults(path: Path) -> Sampling:
     """The sampling that a model's makers advise, as far as they advise any. Raises ModelFileError."""
     config = read_json_object(path) if path.exists() else {}

@@ -1,16 +1,17 @@
-"""Reads tokenizer.v1 requests into this service's own values; refuses what this version cannot do."""
+"""Reads tokenizer.v1 requests into this service's own values; refuses what makes no sense."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from fencepost.tokenizer.v1 import conversation_pb2, tokenizer_pb2
 
 from services.tokenizer.conversation import Call, Conversation, Message, OutputFormat, Role, Thought, ToolMode
-from services.tokenizer.dialects.events import ToolSpec, flat_name
+from services.tokenizer.dialects.events import ToolGrammar, ToolSpec, flat_name
 from services.tokenizer.dialects.json_text import split_object
-from services.tokenizer.errors import InvalidRequestError, UnsupportedError
+from services.tokenizer.errors import InvalidRequestError
+from services.tokenizer.fence.program import GrammarSyntax
 from services.tokenizer.generate import GenerationRequest
 from services.tokenizer.rope.prompt_text import TokenIds
 from services.tokenizer.routing import Priority, Routing, derive_conversation_key
@@ -28,11 +29,15 @@ _GRAMMARS = {
     conversation_pb2.TOOL_GRAMMAR_SYNTAX_LARK: "Lark grammar",
     conversation_pb2.TOOL_GRAMMAR_SYNTAX_REGEX: "regular expression",
 }
+_SYNTAXES = {
+    conversation_pb2.TOOL_GRAMMAR_SYNTAX_LARK: GrammarSyntax.LARK,
+    conversation_pb2.TOOL_GRAMMAR_SYNTAX_REGEX: GrammarSyntax.REGEX,
+}
 _NO_ARGUMENTS = '{"type": "object", "properties": {}}'
 
 
 def read_generation(message: tokenizer_pb2.GenerateRequest) -> GenerationRequest:
-    """Raises InvalidRequestError and UnsupportedError."""
+    """Raises InvalidRequestError."""
     source = read_source(message)
     sampling = read_sampling(message.sampling)
     sampling.check()
@@ -48,7 +53,7 @@ def read_generation(message: tokenizer_pb2.GenerateRequest) -> GenerationRequest
 def read_source(
     message: tokenizer_pb2.GenerateRequest | tokenizer_pb2.EncodeRequest | tokenizer_pb2.CountTokensRequest,
 ) -> Conversation | str:
-    """The conversation or text of a request. Raises InvalidRequestError and UnsupportedError."""
+    """The conversation or text of a request. Raises InvalidRequestError."""
     match message.WhichOneof("input"):
         case "conversation":
             return read_conversation(message.conversation)
@@ -113,17 +118,19 @@ def read_token_ids(data: bytes, vocabulary_size: int, max_bytes: int) -> TokenId
 
 
 def read_conversation(message: conversation_pb2.Conversation) -> Conversation:
-    """Raises InvalidRequestError and UnsupportedError."""
+    """Raises InvalidRequestError."""
     if not message.messages:
         raise InvalidRequestError("conversation.messages", "the conversation has no messages")
     mode = message.reasoning.mode
+    tools = _read_tools(message)
     return Conversation(
         messages=tuple(
             _read_message(one, f"conversation.messages[{index}]") for index, one in enumerate(message.messages)
         ),
         template_options=_read_template_options(message.template_options),
-        tools=_read_tools(message),
-        tool_mode=_read_tool_mode(message),
+        tools=tools,
+        tool_mode=_read_tool_mode(message.tool_choice, tools),
+        allowed_names=_read_allowed_names(message.tool_choice, tools),
         parallel_calls=not message.HasField("parallel_calls") or message.parallel_calls,
         enable_thinking=_THINKING.get(mode),
         output_format=_read_output_format(message.output_format),
@@ -144,8 +151,14 @@ def _read_tools(message: conversation_pb2.Conversation) -> tuple[ToolSpec, ...]:
         parameters = tool.parameters_json or _NO_ARGUMENTS
         if not is_custom and split_object(parameters) is None:
             raise InvalidRequestError(f"{field}.parameters_json", f"the parameters of {name!r} are no JSON object")
-        tools.append(ToolSpec(name, _describe(tool), parameters, is_custom, namespace))
+        grammar = _read_grammar(tool.grammar) if is_custom else None
+        tools.append(ToolSpec(name, _describe(tool), parameters, is_custom, namespace, grammar))
     return tuple(tools)
+
+
+def _read_grammar(message: conversation_pb2.ToolGrammar) -> ToolGrammar | None:
+    syntax = _SYNTAXES.get(message.syntax)
+    return None if syntax is None or not message.text else ToolGrammar(syntax, message.text)
 
 
 def _describe(tool: conversation_pb2.Tool) -> str | None:
@@ -168,16 +181,24 @@ def _read_output_format(message: conversation_pb2.OutputFormat) -> OutputFormat 
             return None
 
 
-def _read_tool_mode(message: conversation_pb2.Conversation) -> ToolMode:
-    choice = message.tool_choice
-    if choice.mode == conversation_pb2.TOOL_CHOICE_MODE_NONE:
-        return ToolMode.NONE
-    if choice.mode == conversation_pb2.TOOL_CHOICE_MODE_REQUIRED or choice.allowed_names:
-        # Only a fence could keep such a promise.
-        raise UnsupportedError(
-            "conversation.tool_choice", "a tool_choice that requires calls or limits tools is not supported yet"
-        )
-    return ToolMode.AUTO
+def _read_tool_mode(choice: conversation_pb2.ToolChoice, tools: Collection[ToolSpec]) -> ToolMode:
+    match choice.mode:
+        case conversation_pb2.TOOL_CHOICE_MODE_NONE:
+            return ToolMode.NONE
+        case conversation_pb2.TOOL_CHOICE_MODE_REQUIRED:
+            if not tools:
+                raise InvalidRequestError("conversation.tool_choice", "a call is required, and there are no tools")
+            return ToolMode.REQUIRED
+        case _:
+            return ToolMode.AUTO
+
+
+def _read_allowed_names(choice: conversation_pb2.ToolChoice, tools: Collection[ToolSpec]) -> frozenset[str] | None:
+    names = {tool.name for tool in tools}
+    for index, name in enumerate(choice.allowed_names):
+        if name not in names:
+            raise InvalidRequestError(f"conversation.tool_choice.allowed_names[{index}]", f"there is no tool {name!r}")
+    return frozenset(choice.allowed_names) or None
 
 
 def _read_message(message: conversation_pb2.Message, field: str) -> Message:

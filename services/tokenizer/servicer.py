@@ -12,6 +12,7 @@ from services.tokenizer.answering import Answering
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.detokenize import decode
 from services.tokenizer.errors import InvalidRequestError
+from services.tokenizer.fence_messages import write_program
 from services.tokenizer.models import ServedModel
 from services.tokenizer.pool import EncodePool
 from services.tokenizer.prompt.segments import count_tokens
@@ -74,6 +75,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return tokenizer_pb2.EncodeResponse(
             token_ids=token_ids,
             segments=write_segments(segments),
+            fence_program=None if prompt.fence is None else write_program(prompt.fence).SerializeToString(),
             page_keys=identity.page_keys(secret, token_ids),
             tokenizer_fingerprint=self._model.fingerprint,
             path=_PATHS[prompt.encoded.path],

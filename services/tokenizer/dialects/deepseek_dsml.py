@@ -20,9 +20,9 @@ from services.tokenizer.dialects.events import CallText, ResultText, ToolSpec
 from services.tokenizer.dialects.json_text import quote
 from services.tokenizer.dialects.reasoning import ReasoningStage, ThinkTags
 from services.tokenizer.dialects.schema import STRING_ONLY, ParameterTypes
+from services.tokenizer.fence import parameters as schema_of
 from services.tokenizer.fence.callable import CallableTool
 from services.tokenizer.fence.calls import CallRules, Markup, distinct, write_program
-from services.tokenizer.fence import parameters as schema_of
 from services.tokenizer.fence.program import (
     Branch,
     Choose,

@@ -71,12 +71,29 @@ def _schema_of(tool: ToolSpec) -> Mapping[str, object]:
     return _object(json.loads(tool.parameters_json, parse_int=float)) if is_json(tool.parameters_json) else {}
 
 
-def types_of(schema: object, root: Mapping[str, object], num_references: int = _MAX_REFERENCES) -> frozenset[str]:
+def types_of(schema: object, root: Mapping[str, object]) -> frozenset[str]:
     """The JSON Schema type names that ``schema`` allows; all of them where it does not say. ``root`` has what its
     references point to."""
+    return _types(schema, root, _MAX_REFERENCES, {})
+
+
+def _types(
+    schema: object, root: Mapping[str, object], num_references: int, known: dict[int, frozenset[str]]
+) -> frozenset[str]:
+    """``known``: by identity, so that a schema which refers to others many times costs no more than its size."""
     if not isinstance(schema, dict) or num_references == 0:
         return ALL_TYPES
     fields = cast("dict[str, object]", schema)
+    if id(fields) not in known:
+        # In a circle, nothing is said.
+        known[id(fields)] = ALL_TYPES
+        known[id(fields)] = _types_of_fields(fields, root, num_references, known)
+    return known[id(fields)]
+
+
+def _types_of_fields(
+    fields: dict[str, object], root: Mapping[str, object], num_references: int, known: dict[int, frozenset[str]]
+) -> frozenset[str]:
     declared = fields.get("type")
     if isinstance(declared, str):
         return frozenset({declared}) & ALL_TYPES or ALL_TYPES
@@ -88,13 +105,13 @@ def types_of(schema: object, root: Mapping[str, object], num_references: int = _
         return frozenset(_type_of(value) for value in _list(fields["enum"])) or ALL_TYPES
     for combiner in ("anyOf", "oneOf"):
         if isinstance(fields.get(combiner), list):
-            options = [types_of(option, root, num_references - 1) for option in _list(fields[combiner])]
+            options = [_types(option, root, num_references - 1, known) for option in _list(fields[combiner])]
             return frozenset[str]().union(*options) or ALL_TYPES
     if isinstance(fields.get("allOf"), list):
-        parts = [types_of(part, root, num_references - 1) for part in _list(fields["allOf"])]
+        parts = [_types(part, root, num_references - 1, known) for part in _list(fields["allOf"])]
         return ALL_TYPES.intersection(*parts) or ALL_TYPES
     if isinstance(fields.get("$ref"), str):
-        return types_of(resolve(str(fields["$ref"]), root), root, num_references - 1)
+        return _types(resolve(str(fields["$ref"]), root), root, num_references - 1, known)
     return ALL_TYPES
 
 

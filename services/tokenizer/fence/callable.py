@@ -48,7 +48,7 @@ def callable_tool(dialect: Speaks, tool: ToolSpec) -> CallableTool | None:
     if tool.is_custom:
         call = CallText(tool.name, "x", is_custom=True)
         return CallableTool(tool.name, arguments, True) if _reads_back(dialect, tool, call) == "x" else None
-    named = [] if arguments.is_open else arguments.parameters
+    named: tuple[Parameter, ...] = () if arguments.is_open else arguments.parameters
     if not _reads_keys(dialect, tool, named):
         written = [one for one in named if _reads_keys(dialect, tool, [one])]
         is_callable = _reads_keys(dialect, tool, written)

@@ -6,9 +6,9 @@ an agent asks with the same tools again and again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from services.tokenizer.conversation import Conversation, OutputFormat, Role, ToolMode
 from services.tokenizer.dialects.dialect import Dialect
@@ -16,20 +16,31 @@ from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.fence.callable import CallableTool, callable_tool
 from services.tokenizer.fence.calls import THINK_MARKERS, CallRules, Thinking
+from services.tokenizer.fence.flat import FlatProgram
 from services.tokenizer.fence.output import write_output_program
-from services.tokenizer.fence.program import ProgramDraft
+from services.tokenizer.fence.program import ProgramDraft, Trigger, literal, sequence
 
 _MAX_KEPT = 256
 _MAX_TOOLS_KEPT = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What begins the program out of free text: ``lead_in``, and the marker where one is a token."""
+
+    lead_in: str
+    marker_id: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fence:
     """A program for one model; equal requests get the same object."""
 
-    draft: ProgramDraft
-    id_by_marker: Mapping[str, int]
-    """Of the draft's markers, those that are tokens."""
+    program: FlatProgram
+    start: Start | None
+    """None: the program begins with the answer, or behind its gate."""
+    has_reasoning_gate: bool
+    marker_ids: tuple[int, ...]
     thinking_ids: tuple[int, int] | None
     """Tokens that open and close the model's thinking."""
     warnings: tuple[str, ...]
@@ -54,7 +65,7 @@ class Fences:
         self._dialect = dialect
         self._ids = dict(id_by_added_token)
         self._think_ids = tuple(self._ids[marker] for marker in THINK_MARKERS if marker in self._ids)
-        self._callable = lru_cache(_MAX_TOOLS_KEPT)(lambda tool: callable_tool(dialect, tool))
+        self._callable = lru_cache(_MAX_TOOLS_KEPT)(partial(callable_tool, dialect))
         self._of_calls = lru_cache(_MAX_KEPT)(self._write_calls)
         self._of_output = lru_cache(_MAX_KEPT)(self._write_output)
 
@@ -94,7 +105,9 @@ class Fences:
         for tool in tools:
             found = self._callable(tool)
             if found is None:
-                warnings.append(f"{tool.name} cannot be called: its name, or a parameter it requires, cannot be written")
+                warnings.append(
+                    f"{tool.name} cannot be called: its name, or a parameter it requires, cannot be written"
+                )
             else:
                 fenced.append(found)
         draft = self._dialect.fence(fenced, rules)
@@ -105,9 +118,30 @@ class Fences:
 
     def _fence(self, draft: ProgramDraft, warnings: list[str]) -> Fence:
         warnings += [f"not enforced: {one.keyword} of {one.place}" for one in draft.relaxed]
-        ids = {marker: self._ids[marker] for marker in draft.markers if marker in self._ids}
-        thinking_ids = (self._think_ids[0], self._think_ids[1]) if len(self._think_ids) == 2 else None
-        return Fence(draft, ids, thinking_ids, tuple(dict.fromkeys(warnings)))
+        markers = [marker for marker in draft.markers if marker in self._ids]
+        start, entry = None, draft.entry
+        if draft.trigger is not None:
+            start, rest = self._start(draft.trigger, markers)
+            entry = sequence(literal(rest), entry)
+        return Fence(
+            FlatProgram(entry),
+            start,
+            draft.has_reasoning_gate,
+            tuple(self._ids[marker] for marker in markers),
+            (self._think_ids[0], self._think_ids[1]) if len(self._think_ids) == len(THINK_MARKERS) else None,
+            tuple(dict.fromkeys(warnings)),
+        )
+
+    def _start(self, trigger: Trigger, markers: Sequence[str]) -> tuple[Start, str]:
+        """And what is left of the tag behind the marker."""
+        # The contract has no lead-in that may be missing at the answer's beginning. Without one, a model that forgets
+        # it elsewhere is let through; with one, a model that starts with a call could not.
+        lead_in = "" if trigger.is_bare_at_start else trigger.lead_in
+        for marker in markers:
+            before, found, rest = trigger.tag.partition(marker)
+            if found:
+                return Start(lead_in + before, self._ids[marker]), rest
+        return Start(lead_in + trigger.tag, None), ""
 
 
 def follows_text(conversation: Conversation) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeGuard, cast
 
 from services.tokenizer.dialects.schema import ALL_TYPES, STRING_ONLY, resolve, types_of
 from services.tokenizer.fence.patterns import whole_pattern
@@ -16,6 +16,8 @@ from services.tokenizer.fence.patterns import whole_pattern
 Schema = Mapping[str, object]
 
 _MAX_REFERENCES = 32
+_MAX_DEPTH, _MAX_OPTIONS = 2, 256
+"""Of ``anyOf`` and ``oneOf`` that are looked into; further ones are left to the engine, or said to be dropped."""
 _MAX_CHARS = 2**31
 _ANNOTATIONS = frozenset(
     ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples")
@@ -61,7 +63,7 @@ def resolved(schema: Schema, root: Schema) -> Schema:
     return {}
 
 
-def literals_of(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) -> list[object] | None:
+def literals_of(schema: Schema, root: Schema, depth: int = _MAX_DEPTH) -> list[object] | None:
     """The values that ``schema`` lists one by one; None where there are others."""
     schema = resolved(schema, root)
     if "const" in schema:
@@ -69,8 +71,9 @@ def literals_of(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) -> l
     if isinstance(schema.get("enum"), list):
         return [value for value in _list(schema["enum"]) if types_of({"const": value}, root) <= _widened(schema, root)]
     for combiner in _COMBINERS:
-        if isinstance(schema.get(combiner), list) and depth:
-            found = [literals_of(as_schema(option), root, depth - 1) for option in _list(schema[combiner])]
+        options = _options(schema, combiner)
+        if options is not None:
+            found = [literals_of(option, root, depth - 1) for option in options] if depth else [None]
             return None if None in found else [value for values in found for value in values or ()]
     match schema.get("type"):
         case "null":
@@ -81,17 +84,19 @@ def literals_of(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) -> l
             return None
 
 
-def text_rule(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) -> TextRule:
+def text_rule(schema: Schema, root: Schema, depth: int = _MAX_DEPTH) -> TextRule:
     """What ``schema`` says of strings."""
     schema = resolved(schema, root)
     for combiner in _COMBINERS:
-        if isinstance(schema.get(combiner), list) and depth:
-            options = [as_schema(option) for option in _list(schema[combiner])]
+        options = _options(schema, combiner)
+        if options is not None and not depth:
+            return TextRule(dropped=(combiner,))
+        if options is not None:
             rules = [text_rule(option, root, depth - 1) for option in options if "string" in types_of(option, root)]
             return _either(rules, combiner)
     listed = None if "type" in schema and "string" not in types_of(schema, root) else literals_of(schema, root)
     if listed is not None:
-        choices = tuple(dict.fromkeys(value for value in listed if isinstance(value, str)))
+        choices = tuple(dict.fromkeys(value for value in listed if _is_text(value)))
         return TextRule(choices) if choices else TextRule(dropped=("enum",))
     dropped = [keyword for keyword in schema if keyword in _OF_STRINGS]
     least, most = _count(schema.get("minLength")), _count(schema.get("maxLength"))
@@ -99,18 +104,18 @@ def text_rule(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) -> Tex
         most = None
         dropped.append("maxLength")
     pattern = schema.get("pattern")
-    whole = whole_pattern(pattern) if isinstance(pattern, str) else None
+    whole = whole_pattern(pattern) if _is_text(pattern) else None
     if pattern is not None and whole is None:
         dropped.append("pattern")
     return TextRule(None, least or 0, most, whole, tuple(dropped))
 
 
-def without_strings(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) -> Schema:
+def without_strings(schema: Schema, root: Schema, depth: int = _MAX_DEPTH) -> Schema:
     """The part of ``schema`` that is about other values than strings; it allows some."""
     schema = resolved(schema, root)
     for combiner in _COMBINERS:
-        if isinstance(schema.get(combiner), list) and depth:
-            options = [as_schema(option) for option in _list(schema[combiner])]
+        options = _options(schema, combiner)
+        if options is not None and depth:
             others = [
                 without_strings(option, root, depth - 1) for option in options if types_of(option, root) != STRING_ONLY
             ]
@@ -122,13 +127,14 @@ def without_strings(schema: Schema, root: Schema, depth: int = _MAX_REFERENCES) 
     return schema if "type" in schema or "const" in schema else {**schema, "type": _OTHER_TYPES}
 
 
-def keywords_of(schema: Schema, root: Schema) -> list[str]:
+def keywords_of(schema: Schema, root: Schema, depth: int = _MAX_DEPTH) -> list[str]:
     """What ``schema`` demands beyond the types of its values."""
     schema = resolved(schema, root)
     found: list[str] = []
-    for keyword, value in schema.items():
-        if keyword in _COMBINERS and isinstance(value, list):
-            if any(keywords_of(as_schema(option), root) for option in _list(cast("object", value))):
+    for keyword in schema:
+        options = _options(schema, keyword) if keyword in _COMBINERS else None
+        if options is not None:
+            if not depth or any(keywords_of(option, root, depth - 1) for option in options):
                 found.append(keyword)
         elif keyword not in _ANNOTATIONS and keyword != "type":
             found.append(keyword)
@@ -144,7 +150,7 @@ def standalone(schema: object, root: Schema) -> str:
 
     def rewritten(value: object) -> object:
         if isinstance(value, list):
-            return [rewritten(one) for one in _list(cast("object", value))]
+            return [rewritten(one) for one in cast("list[object]", value)]
         if not isinstance(value, dict):
             return value
         return {key: rewritten_member(key, one) for key, one in cast("dict[str, object]", value).items()}
@@ -152,7 +158,8 @@ def standalone(schema: object, root: Schema) -> str:
     def rewritten_member(key: str, value: object) -> object:
         if key != "$ref" or not isinstance(value, str):
             # What an enum lists is no schema.
-            return value if key == "enum" and isinstance(value, list) else rewritten(value)
+            is_listed = key == "enum" and isinstance(value, list)
+            return cast("object", value) if is_listed else rewritten(cast("object", value))
         target = root if value == "#" else resolve(value, root)
         if target is None:
             return value
@@ -167,11 +174,23 @@ def standalone(schema: object, root: Schema) -> str:
         return f"#/$defs/{name}"
 
     sources: dict[str, str] = {}
-    result = rewritten(schema)
+    try:
+        result = rewritten(schema)
+    except RecursionError:
+        # Deeper than anything that is meant: any value.
+        return "{}"
     if carried:
         # Nothing refers to definitions inside the schema any more.
         result = {**as_schema(result), "$defs": carried}
-    return json.dumps(result, ensure_ascii=False)
+    return json.dumps(result)
+
+
+def _options(schema: Schema, combiner: str) -> list[Schema] | None:
+    """What ``combiner`` chooses from; None where it does not, or there is too much."""
+    options = schema.get(combiner)
+    if not isinstance(options, list) or len(_list(cast("object", options))) > _MAX_OPTIONS:
+        return None
+    return [as_schema(option) for option in _list(cast("object", options))]
 
 
 def _either(rules: list[TextRule], combiner: str) -> TextRule:
@@ -193,8 +212,14 @@ def _widened(schema: Schema, root: Schema) -> frozenset[str]:
 
 
 def _count(value: object) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_CHARS
-    return value if is_count else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < _MAX_CHARS else None
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a string that encodes: JSON can spell half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _list(value: object) -> list[object]:

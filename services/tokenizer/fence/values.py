@@ -24,6 +24,7 @@ from services.tokenizer.fence.schemas import TextRule, keywords_of, literals_of,
 
 _INTEGER = "(?:0|-?[1-9][0-9]*)"
 _NUMBER = rf"(?:{_INTEGER}|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])"
+_KIND_BY_WORD = {"true": "boolean", "false": "boolean", "null": "null"}
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 
 
@@ -100,10 +101,7 @@ class ValueWriter:
         if not parameter.read_types <= _SCALARS:
             # A container has no other spelling, so null beside one is JSON's.
             return self._json(parameter, parameter.json_schema())
-        patterns = {"boolean": ["true", "false"], "null": ["null"]}
-        words = [
-            self._spelling(word) for kind in ("boolean", "null") if kind in parameter.types for word in patterns[kind]
-        ]
+        words = [self._spelling(word) for word, kind in _KIND_BY_WORD.items() if kind in parameter.types]
         if "number" in parameter.types:
             words.append(_NUMBER)
         elif "integer" in parameter.types:

@@ -18,7 +18,8 @@ from services.tokenizer.conversation import Conversation, Message, Role, ToolMod
 from services.tokenizer.dialects.call_free import CallFreeParser
 from services.tokenizer.dialects.dialect import Dialect, StreamParser
 from services.tokenizer.dialects.plain import PlainParser
-from services.tokenizer.errors import InvalidRequestError, PromptTooLargeError
+from services.tokenizer.errors import InvalidRequestError, PromptTooLargeError, UnsupportedError
+from services.tokenizer.fence.fence import Fence, Fences, PromptEnd, follows_text
 from services.tokenizer.history.history import History, count_segment
 from services.tokenizer.history.record import Chain, Record, RecordKey, record_key
 from services.tokenizer.history.splices import Decisions, Spliced, Splices, splice_turn
@@ -49,6 +50,8 @@ class Prompt:
     """Wall time of rendering and encoding."""
     warnings: tuple[str, ...] = ()
     """What of the request was not done as it was asked, for people."""
+    fence: Fence | None = None
+    """What the answer must be like; None: anything."""
 
     @property
     def ids(self) -> TokenIds:
@@ -58,7 +61,7 @@ class Prompt:
     @property
     def starts_in_reasoning(self) -> bool:
         """Whether the answer goes on with thinking that the generation prompt has opened."""
-        return self.layout is not None and self.layout.generation_prompt.rstrip().endswith("<think>")
+        return self.layout is not None and _opens_thinking(self.layout.generation_prompt)
 
 
 _INLINE_THINKING = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
@@ -79,9 +82,11 @@ class PromptBuilder:
         content_policy: str,
         max_prompt_bytes: int,
         has_reasoning: bool,
+        fences: Fences | None = None,
         append_limits: AppendLimits = _APPEND_LIMITS,
     ) -> None:
-        """``writer`` None: the model has no chat template. ``history`` None: every turn is encoded anew."""
+        """``writer`` None: the model has no chat template. ``history`` None: every turn is encoded anew. ``fences``
+        None: nothing about an answer is enforced, and what asks for that is refused."""
         self._rope = rope
         self._writer = None if writer is None else AppendingWriter(writer, append_limits)
         self._dialect = dialect
@@ -91,6 +96,7 @@ class PromptBuilder:
         self._content_policy = content_policy
         self._max_prompt_bytes = max_prompt_bytes
         self._has_reasoning = has_reasoning
+        self._fences = fences
         self._decisions = Decisions()
 
     @property
@@ -105,19 +111,39 @@ class PromptBuilder:
         if isinstance(source, str):
             self._check_size(source, "text")
             encoded, layout, moved, warnings = self._rope.encode(PromptText(source), anchor), None, (), ()
+            fence = None
         else:
             if self._writer is None:
                 raise InvalidRequestError("conversation", "this model has no chat template; send text")
+            if self._fences is None and source.limits_calls:
+                raise UnsupportedError(
+                    "conversation.tool_choice", "a tool_choice that requires calls or limits tools is not supported yet"
+                )
             unsealed = self._unsealed(source, routing.tenant)
             source = self._with_recalled_thinking(self._with_thinking_apart(unsealed.source), routing)
-            warnings = (*unsealed.warnings, *format_warnings(source))
             layout, settled = self._write(self._writer, with_advice(source), unsealed.thoughts, routing, anchor)
             for outcome, reason in settled.outcomes:
                 count_segment(outcome, reason)
             encoded, moved = settled.encoded, settled.moved
+            fence, fence_warnings = self._fence(source, layout)
+            warnings = (*unsealed.warnings, *fence_warnings)
         if not len(encoded.ids):
             raise InvalidRequestError("text" if layout is None else "conversation", "the prompt has no tokens")
-        return Prompt(encoded, layout, moved, (time.perf_counter() - started) * 1e3, warnings)
+        return Prompt(encoded, layout, moved, (time.perf_counter() - started) * 1e3, warnings, fence)
+
+    def _fence(self, source: Conversation, layout: Layout) -> tuple[Fence | None, tuple[str, ...]]:
+        """And what is to be said of it. Raises InvalidRequestError where no answer could be right."""
+        if self._fences is None:
+            return None, format_warnings(source)
+        generation_prompt = layout.generation_prompt
+        starts_in_reasoning = _opens_thinking(generation_prompt)
+        is_continued = follows_text(source)
+        may_think = self._has_reasoning and not is_continued and source.enable_thinking is not False
+        may_think = may_think and not starts_in_reasoning and "</think>" not in generation_prompt
+        end = PromptEnd(starts_in_reasoning, may_think, is_continued)
+        fence = self._fences.derive(source, end)
+        advised = () if self._fences.keeps_format(source, end) else format_warnings(source)
+        return fence, (*advised, *(() if fence is None else fence.warnings))
 
     def new_parser(self, source: Conversation | str, prompt: Prompt) -> StreamParser | None:
         """A parser for one choice of the answer; None where all of it is text."""
@@ -267,6 +293,10 @@ class PromptBuilder:
         self._decisions.put(anchor, routing.cache_scope, layout, literals, decided)
         encoded = self._rope.encode(splices.whole(), anchor)
         return _Settled(encoded, tuple(splices.moved), tuple(outcomes), thinking)
+
+
+def _opens_thinking(generation_prompt: str) -> bool:
+    return generation_prompt.rstrip().endswith("<think>")
 
 
 @dataclass(frozen=True, slots=True)
