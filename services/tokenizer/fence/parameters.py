@@ -48,8 +48,8 @@ class Parameter:
 class Arguments:
     """All of a tool's parameters.
 
-    Keys that a schema does not declare are not written, even where it allows them; only arguments that declare no keys
-    at all and do not forbid any are *open*: then ``parameters`` is the one description of all.
+    Keys that a schema does not declare are not written, even where it allows them; only arguments that
+    declare no keys and say nothing of their number, or allow undeclared ones, are *open*: then ``parameters`` is the one description of all.
     """
 
     parameters: tuple[Parameter, ...]
@@ -83,7 +83,8 @@ def read_arguments(tool: ToolSpec) -> Arguments | None:
     )
     relaxed = tuple(Relaxed(place, keyword) for keyword in keywords_of(top, root) if keyword not in _HELD)
     extra = top.get("additionalProperties")
-    if described or extra is False:
+    says_which = "properties" in top and "patternProperties" not in top and extra is None
+    if described or says_which or extra is False:
         return Arguments(parameters, False, "", relaxed)
     any_key = Parameter("*", as_schema(extra), root, read_types.types(tool.name, ""), False, f"{place}.*")
     return Arguments((any_key,), True, standalone({**top, "type": "object"}, root), relaxed)
