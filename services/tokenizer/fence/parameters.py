@@ -48,8 +48,8 @@ class Parameter:
 class Arguments:
     """All of a tool's parameters.
 
-    Keys that a schema does not declare are not written, even where it allows them; only arguments that
-    declare no keys and say nothing of their number, or allow undeclared ones, are *open*: then ``parameters`` is the one description of all.
+    Keys that a schema does not declare are not written, even where it allows them. Only arguments without any declared
+    key are *open*, unless the schema says by that that there are none: then ``parameters`` is one description of all.
     """
 
     parameters: tuple[Parameter, ...]

@@ -8,8 +8,9 @@ from google.protobuf import json_format
 
 from services.errors import ServiceError
 from services.tokenizer.conversation import Call, Conversation, Message, OutputFormat, Role, Thought, ToolMode
-from services.tokenizer.dialects.events import ToolSpec
-from services.tokenizer.errors import InvalidRequestError, UnsupportedError
+from services.tokenizer.dialects.events import ToolGrammar, ToolSpec
+from services.tokenizer.errors import InvalidRequestError
+from services.tokenizer.fence.program import GrammarSyntax
 from services.tokenizer.requests import read_generation, read_token_ids
 from services.tokenizer.routing import Priority, derive_conversation_key
 
@@ -156,16 +157,33 @@ def test_a_bad_field_is_named(fields: dict[str, object], field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("conversation", "field"),
+    ("choice", "field"),
     [
-        ({"messages": [USER], "toolChoice": {"mode": "TOOL_CHOICE_MODE_REQUIRED"}}, "conversation.tool_choice"),
-        ({"messages": [USER], "toolChoice": {"allowedNames": ["f"]}}, "conversation.tool_choice"),
+        ({"mode": "TOOL_CHOICE_MODE_REQUIRED"}, "conversation.tool_choice"),
+        ({"allowedNames": ["g"]}, "conversation.tool_choice.allowed_names[0]"),
     ],
 )
-def test_what_this_version_lacks_is_unimplemented(conversation: dict[str, object], field: str) -> None:
-    with pytest.raises(UnsupportedError, match="not supported yet") as caught:
-        read_generation(generate(conversation=conversation))
+def test_a_choice_of_tools_that_are_not_there_is_refused(choice: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_generation(generate(conversation={"messages": [USER], "toolChoice": choice}))
     assert caught.value.metadata == {"field": field}
+
+
+def test_a_choice_of_tools() -> None:
+    tools = [{"name": "f", "namespace": "files"}, {"name": "g"}]
+    choice = {"mode": "TOOL_CHOICE_MODE_REQUIRED", "allowedNames": ["files__f"]}
+    required = read_conversation(tools=tools, toolChoice={"mode": "TOOL_CHOICE_MODE_REQUIRED"})
+    assert (required.tool_mode, required.allowed_tools, required.limits_calls) == (
+        ToolMode.REQUIRED,
+        required.tools,
+        True,
+    )
+    named = read_conversation(tools=tools, toolChoice=choice)
+    assert (named.tool_mode, named.allowed_tools, named.limits_calls) == (ToolMode.REQUIRED, named.tools[:1], True)
+    allowed = read_conversation(tools=tools, toolChoice={"allowedNames": ["g"]})
+    assert (allowed.tool_mode, allowed.allowed_tools, allowed.limits_calls) == (ToolMode.AUTO, allowed.tools[1:], True)
+    none = read_conversation(tools=tools, toolChoice={"mode": "TOOL_CHOICE_MODE_NONE", "allowedNames": ["g"]})
+    assert (none.tool_mode, none.limits_calls) == (ToolMode.NONE, False)
 
 
 def read_conversation(**fields: object) -> Conversation:
@@ -192,6 +210,7 @@ def test_tools_keep_their_text() -> None:
             '{"type": "object", "properties": {}}',
             is_custom=True,
             namespace="files",
+            grammar=ToolGrammar(GrammarSyntax.LARK, "start: /x/"),
         ),
     )
 
