@@ -246,14 +246,13 @@ def test_behind_text_a_call_has_its_lead_in(name: str):
     assert accepts(draft, written(name, CALLS[0], before="Text.").removeprefix("Text."))
 
 
-TYPES: dict[str, tuple[Schema, st.SearchStrategy[Any]]] = {}
 _strings = st.lists(
     st.sampled_from(["<", "</", ">", '"', "\\", "\n", "{", "é", "null", "1", "True", "2>&1", "parameter", "😀"])
     | st.text(string.printable, max_size=3),
     max_size=6,
 ).map("".join)
 _numbers = st.integers(-(10**6), 10**6) | st.sampled_from([0.5, -1.25, 30.25])
-TYPES = {
+TYPES: dict[str, tuple[Schema, st.SearchStrategy[Any]]] = {
     "string": ({"type": "string"}, _strings),
     "short": ({"type": "string", "minLength": 1, "maxLength": 4}, _strings.filter(lambda found: 1 <= len(found) <= 4)),
     "enum": ({"enum": ["a", "bc", ""]}, st.sampled_from(["a", "bc", ""])),

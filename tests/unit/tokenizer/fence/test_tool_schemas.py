@@ -34,7 +34,7 @@ TEXTS = ("", "a", "ab", "ba", "abc", "a|b", "1", "a\nb", "^a", "$", "x-1", "ab^"
         "[|]",
         "^a\\|b$",
         "\\^",
-        "(ab)?",
+        "(b)?",
         "",
         "^",
         "$",
@@ -108,21 +108,25 @@ def test_the_part_of_a_schema_that_is_not_about_strings(schema: dict[str, Any], 
 
 
 def test_a_schema_by_itself_means_what_it_meant_in_its_place():
+    properties: dict[str, Any] = {
+        "node": {"$ref": "#/$defs/Node"},
+        "same": {"$ref": "#/properties/node"},
+        "own": {"$ref": "#/properties/own/$defs/Own", "$defs": {"Own": {"const": 1}}},
+        "whole": {"type": "array", "items": {"$ref": "#"}},
+        "odd": {"$ref": "#/$defs/a~1b%25"},
+    }
     root = {
-        "properties": {
-            "node": {"$ref": "#/$defs/Node"},
-            "same": {"$ref": "#/properties/node"},
-            "own": {"$ref": "#/properties/own/$defs/Own", "$defs": {"Own": {"const": 1}}},
-            "whole": {"type": "array", "items": {"$ref": "#"}},
-            "odd": {"$ref": "#/$defs/a~1b%25"},
-        },
+        "properties": properties,
         "$defs": {
-            "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "x": {"$ref": "#/definitions/X"}}},
+            "Node": {
+                "type": "object",
+                "properties": {"next": {"$ref": "#/$defs/Node"}, "x": {"$ref": "#/definitions/X"}},
+            },
             "a/b%25": {"type": "null"},
         },
         "definitions": {"X": {"type": "integer"}},
         "required": ["node"],
-    }  # fmt: skip
+    }
     cases: list[tuple[str, Any, bool]] = [
         ("node", {"next": {"next": {}, "x": 1}}, True),
         ("node", {"next": {"x": "1"}}, False),
@@ -136,7 +140,7 @@ def test_a_schema_by_itself_means_what_it_meant_in_its_place():
         ("odd", 1, False),
     ]
     for key, value, is_valid in cases:
-        alone = json.loads(standalone(root["properties"][key], root))  # pyright: ignore[reportArgumentType, reportIndexIssue]
+        alone = json.loads(standalone(properties[key], root))
         assert Draft202012Validator(alone).is_valid(value) is is_valid, (key, value)
 
 
