@@ -32,7 +32,7 @@ from services.engine.fence.values import CompiledValue, ValueCompiler
 
 _MAX_FENCES = 64
 COMPILE_BUDGET_S = 0.25
-"""CPU seconds for one program. Each grammar has a limit of its own besides, beyond which it is relaxed."""
+"""Seconds for one program. Each grammar has a limit of its own besides, beyond which it is relaxed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class FenceCompiler:
                 raise FenceError(f"nodes[{index}].raw.forbidden: the terminator contains such a text")
         self._check_literals(program, expander)
         fence = CompiledFence(program, Structure(expander, self.tokens), self.values, reasoning_end_id)
-        fence.prepare(time.thread_time() + COMPILE_BUDGET_S)
+        fence.prepare(time.monotonic() + COMPILE_BUDGET_S)
         return fence
 
     def _check_markers(self, program: Program) -> None:
@@ -197,12 +197,12 @@ class CompiledFence:
         return found
 
     def prepare(self, deadline: float) -> None:
-        """Compile what is likely to be needed, until ``deadline`` (CPU time of this thread, in seconds).
+        """Compile what is likely to be needed, until ``deadline`` (of the monotonic clock, in seconds).
 
         What is left is compiled where it is met, about 1 ms each.
         """
         for opening in self._openings(deadline):
-            if time.thread_time() > deadline:
+            if time.monotonic() > deadline:
                 return
             self.open(opening)
 
@@ -245,7 +245,7 @@ class CompiledFence:
         """Those that calls come through; of keys each with all that may follow it."""
         pending: list[TrieNode | None] = [self.structure.start()]
         seen: set[int] = set()
-        while pending and time.thread_time() < deadline:
+        while pending and time.monotonic() < deadline:
             root = pending.pop()
             if root is None or id(root) in seen:
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import llguidance
@@ -67,6 +67,7 @@ class FenceTokens:
         self.num_chars = np.diff(num_before[self._starts]).astype(np.int32)
         """Characters that begin in each id's spelling."""
         self.max_chars = int(self.num_chars.max(initial=0))
+        self._containing = lru_cache(maxsize=512)(self._find_containing)
         self._check_library()
 
     def encode(self, text: str) -> list[int]:
@@ -146,8 +147,11 @@ class FenceTokens:
             for first, last in [_range(self._reversed_texts, backwards + bytes([byte]), start, end)]
         )
 
-    def containing(self, text: bytes) -> list[int]:
+    def containing(self, text: bytes) -> tuple[int, ...]:
         """The text ids whose spelling contains ``text``."""
+        return self._containing(text)
+
+    def _find_containing(self, text: bytes) -> tuple[int, ...]:
         blob, starts = self._blob, self._starts
         found: list[int] = []
         position = blob.find(text)
@@ -158,7 +162,7 @@ class FenceTokens:
                 position = blob.find(text, int(starts[token_id + 1]))
             else:
                 position = blob.find(text, position + 1)
-        return found
+        return tuple(found)
 
     def check_marker(self, token_id: int) -> None:
         """Raises FenceError unless the id is a control token that no other token's text spells."""
