@@ -31,6 +31,7 @@ from services.engine.fence.trie import Opening, Structure, TrieNode
 from services.engine.fence.values import CompiledValue, ValueCompiler
 
 _MAX_FENCES = 64
+_MAX_GOOD_LITERALS = 100_000
 COMPILE_BUDGET_S = 0.25
 """Seconds for one program. Each grammar has a limit of its own besides, beyond which it is relaxed."""
 
@@ -113,13 +114,12 @@ class FenceCompiler:
         texts = [text for node in program.nodes for text in _texts(node)]
         if program.trigger is not None:
             texts.append(program.trigger.lead_in)
-        for text in texts:
-            for part in expander.parts(text):
-                if isinstance(part, str) and part not in self._good_literals:
-                    self.tokens.check_literal(part)
-                    if len(self._good_literals) > 100_000:
-                        self._good_literals.clear()
-                    self._good_literals.add(part)
+        parts = {part for text in texts for part in expander.parts(text) if isinstance(part, str)}
+        unknown = sorted(parts - self._good_literals)
+        self.tokens.check_literals(unknown)
+        if len(self._good_literals) > _MAX_GOOD_LITERALS:
+            self._good_literals.clear()
+        self._good_literals.update(unknown)
 
 
 class CompiledFence:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -173,10 +173,12 @@ class FenceTokens:
         if spelt:
             raise FenceError(f"marker {spelling.decode(errors='replace')!r} is spelt by token {spelt[0]}, too")
 
-    def check_literal(self, text: str) -> None:
-        """Raises FenceError unless the canonical ids of ``text`` spell ``text``."""
-        if b"".join(self.texts[token_id] for token_id in self.encode(text)) != text.encode():
-            raise FenceError(f"the tokenizer cannot write {text!r}")
+    def check_literals(self, texts: Sequence[str]) -> None:
+        """Raises FenceError unless the canonical ids of every text spell it."""
+        encodings = self._encoder.encode_batch_fast([*texts], add_special_tokens=False)
+        for text, encoding in zip(texts, encodings, strict=True):
+            if b"".join(self.texts[token_id] for token_id in encoding.ids) != text.encode():
+                raise FenceError(f"the tokenizer cannot write {text!r}")
 
     def _check_library(self) -> None:
         """llguidance must read the same bytes from the same ids; a sample is compared."""
