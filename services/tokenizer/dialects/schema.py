@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import cast
+from urllib.parse import unquote
 
 from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.dialects.json_text import is_json, is_string
@@ -14,6 +15,7 @@ STRING_ONLY = frozenset({"string"})
 PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 _MAX_REFERENCES = 32
 """In a chain of schemas: references may form a circle."""
+_MAX_INDEX_DIGITS = 10
 
 CUSTOM_PARAMETER = "input"
 """The one parameter, a string, of a custom tool in formats that know functions only."""
@@ -116,12 +118,18 @@ def _types_of_fields(
 
 
 def resolve(reference: str, root: Mapping[str, object]) -> object:
-    """What a reference inside the same schema points to (RFC 6901); None where it points nowhere."""
+    """What a reference inside the same schema points to (RFC 6901, section 6); None where it points nowhere."""
     found: object = root
     if not reference.startswith("#/"):
         return None
-    for step in reference[2:].split("/"):
-        found = _object(found).get(step.replace("~1", "/").replace("~0", "~"))
+    for step in unquote(reference[2:]).split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            options = _list(cast("object", found))
+            is_index = key.isdecimal() and len(key) < _MAX_INDEX_DIGITS and int(key) < len(options)
+            found = options[int(key)] if is_index else None
+        else:
+            found = _object(found).get(key)
     return found
 
 

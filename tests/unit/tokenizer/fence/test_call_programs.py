@@ -178,7 +178,7 @@ def test_definitions_come_with_the_parameters_that_refer_to_them(name: str):
                 "type": "object",
                 "properties": {
                     "tree": {"$ref": "#/$defs/Tree"},
-                    "pair": {"type": "array", "items": {"$ref": "#/definitions/a~1b %"}},
+                    "pair": {"type": "array", "items": {"$ref": "#/definitions/a~1b%20%25"}},
                 },
                 "required": ["tree"],
             },

@@ -114,6 +114,8 @@ def test_a_schema_by_itself_means_what_it_meant_in_its_place():
         "own": {"$ref": "#/properties/own/$defs/Own", "$defs": {"Own": {"const": 1}}},
         "whole": {"type": "array", "items": {"$ref": "#"}},
         "odd": {"$ref": "#/$defs/a~1b%25"},
+        "either": {"anyOf": [{"const": "a"}, {"const": "b"}]},
+        "inside": {"$ref": "#/properties/either/anyOf/1"},
     }
     root = {
         "properties": properties,
@@ -122,7 +124,7 @@ def test_a_schema_by_itself_means_what_it_meant_in_its_place():
                 "type": "object",
                 "properties": {"next": {"$ref": "#/$defs/Node"}, "x": {"$ref": "#/definitions/X"}},
             },
-            "a/b%25": {"type": "null"},
+            "a/b%": {"type": "null"},
         },
         "definitions": {"X": {"type": "integer"}},
         "required": ["node"],
@@ -138,6 +140,8 @@ def test_a_schema_by_itself_means_what_it_meant_in_its_place():
         ("whole", [{}], False),
         ("odd", None, True),
         ("odd", 1, False),
+        ("inside", "b", True),
+        ("inside", "a", False),
     ]
     for key, value, is_valid in cases:
         alone = json.loads(standalone(properties[key], root))
