@@ -11,12 +11,16 @@ from tokenizers import Tokenizer
 
 
 class Oracle:
-    """The default model as its library runs it."""
+    """The default model as its library runs it, with matrices rounded to fp16."""
 
     def __init__(self, model_dir: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         self._template = transformers.AutoTokenizer.from_pretrained(model_dir)
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        # As the engine holds them by default: products and sums are float32 there too.
+        self._model.requires_grad_(False)
+        for matrix in (parameter for parameter in self._model.parameters() if parameter.dim() > 1):
+            matrix.copy_(matrix.to(torch.float16))
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         text = self._template.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
