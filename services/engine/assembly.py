@@ -23,6 +23,7 @@ from services.engine.choosing import new_chooser
 from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
 from services.engine.errors import ModelUnusable
+from services.engine.fencing import Fencing
 from services.engine.guard.lexicon import Lexicon
 from services.engine.prefix_tree import PrefixTree
 from services.engine.restore_cost import PrefillCost
@@ -121,8 +122,10 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
             context_tokens=loaded.context_tokens,
             max_waiting=config.max_waiting,
         )
+        fencing = Fencing(loaded.vocabulary, config.model, runtime.eos_token_ids, runtime.vocab_size)
+        stack.callback(fencing.close)
         # The stubs call methods abstract that the generated base answers with UNIMPLEMENTED.
-        servicer = EngineServicer(core, _facts(config, loaded), loop_guard=config.loop_guard == "on")  # pyright: ignore[reportAbstractUsage]
+        servicer = EngineServicer(core, _facts(config, loaded), fencing, loop_guard=config.loop_guard == "on")  # pyright: ignore[reportAbstractUsage]
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(core.run())

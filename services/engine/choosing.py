@@ -7,11 +7,17 @@ whatever watches over the output sees the tokens one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from prometheus_client import Counter
 
+from services.engine.fence.allowed import Free, Ids
+from services.engine.fence.machine import Fence
+from services.engine.fence.machine import Region as FenceRegion
+from services.engine.fence.masking import is_allowed, masked
+from services.engine.fence.program import Relaxed
 from services.engine.guard.lexicon import Lexicon
 from services.engine.guard.loop_guard import Action, LoopGuard
 from services.engine.guard.rules import Region
@@ -23,15 +29,37 @@ from services.engine.thinking import Thinking
 _INTERVENTIONS = Counter(
     "fencepost_engine_loop_interventions_total", "What the loop guard did, by what repeated.", ["action", "kind"]
 )
+_REGIONS = {
+    FenceRegion.REASONING: Region.REASONING,
+    FenceRegion.PROSE: Region.PROSE,
+    FenceRegion.VALUE: Region.ARGUMENT,
+    FenceRegion.STRUCTURE: Region.FORCED,
+    FenceRegion.OVER: Region.FORCED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token; ``is_inside``: part of structure that a fence demands."""
+
+    token_id: int
+    is_inside: bool
 
 
 class TokenChooser:
     """One choice's tokens. Used by the compute thread, one step at a time."""
 
-    def __init__(self, sampler: Sampler, guard: LoopGuard | None = None, thinking: Thinking | None = None) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        guard: LoopGuard | None = None,
+        thinking: Thinking | None = None,
+        fence: Fence | None = None,
+    ) -> None:
         self._sampler = sampler
         self._guard = guard
         self._thinking = thinking
+        self._fence = fence
         self.is_loop = False
         """The output goes round in circles and ends with the last chosen token."""
 
@@ -40,16 +68,24 @@ class TokenChooser:
         """Alternatives to report beside a token; None for no log-probabilities."""
         return self._sampler.num_logprobs
 
-    def choose(self, logits: torch.Tensor, likeliest: Sequence[int], draft: Sequence[int]) -> list[int]:
+    @property
+    def relaxed(self) -> tuple[Relaxed, ...]:
+        """What of the fence is not enforced, as far as it was met."""
+        return () if self._fence is None else self._fence.relaxed
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next, as far as there is no choice."""
+        return () if self._fence is None else self._fence.forced()
+
+    def choose(self, logits: torch.Tensor, likeliest: Sequence[int], draft: Sequence[int]) -> list[Choice]:
         """The next tokens from ``logits`` [1 + draft, vocabulary], whose ``likeliest`` ids are given.
 
         Position i > 0 was computed behind ``draft[:i]``, so it counts only if these are the tokens chosen before.
         """
-        chosen: list[int] = []
+        chosen: list[Choice] = []
         for position in range(1 + len(draft)):
             token_id = self._next(logits[position], likeliest[position])
-            chosen.append(token_id)
-            self._push(token_id)
+            chosen.append(Choice(token_id, self._push(token_id)))
             if self.is_loop or (position < len(draft) and token_id != draft[position]):
                 break
         return chosen
@@ -58,26 +94,42 @@ class TokenChooser:
         if self._thinking is not None and self._must_close(self._thinking):
             self._sampler.take(self._thinking.end_id)
             return self._thinking.end_id
-        if self._guard is not None and (excluded := self._guard.verdict.excluded):
-            logits = logits.index_fill(0, torch.tensor(sorted(excluded), device=logits.device), -torch.inf)
-            likeliest = int(logits.argmax())
-        if self._sampler.takes_likeliest:
+        allowed = Free() if self._fence is None else self._fence.allowed()
+        excluded = frozenset[int]() if self._guard is None else self._guard.verdict.excluded
+        if isinstance(allowed, Ids) and len(allowed.ids) == 1:
+            (token_id,) = allowed.ids
+            self._sampler.take(token_id)
+            return token_id
+        if self._sampler.takes_likeliest and likeliest not in excluded and is_allowed(allowed, likeliest):
             return likeliest
-        return self._sampler.draw(logits.float().cpu().numpy())
+        row = logits.float().cpu().numpy()
+        if excluded or not isinstance(allowed, Free):
+            row = masked(row, allowed, excluded)
+        return int(row.argmax()) if self._sampler.takes_likeliest else self._sampler.draw(row)
 
     def _must_close(self, thinking: Thinking) -> bool:
         closes = self._guard is not None and self._guard.verdict.action is Action.CLOSE_REASONING
         return thinking.is_spent or (thinking.is_open and closes)
 
-    def _push(self, token_id: int) -> None:
-        is_open = self._thinking is not None and self._thinking.is_open
+    def _push(self, token_id: int) -> bool:
+        """Show a token to all that watch; whether it is inside a fence's structure."""
+        region, is_inside = Region.PROSE, False
         if self._thinking is not None:
+            region = Region.REASONING if self._thinking.is_open else region
             self._thinking.push(token_id)
-        if self._guard is None:
-            return
-        before = self._guard.verdict
-        self._guard.push(token_id, Region.REASONING if is_open else Region.PROSE)
-        verdict = self._guard.verdict
+        if self._fence is not None:
+            region, is_inside = _REGIONS[self._fence.region], self._fence.is_inside
+            is_legal = self._fence.push(token_id)
+            assert is_legal, "a token was chosen that the fence does not allow"
+            is_inside = (is_inside and token_id not in self._fence.tokens.eos_ids) or self._fence.is_inside
+        if self._guard is not None:
+            self._watch(self._guard, token_id, region)
+        return is_inside
+
+    def _watch(self, guard: LoopGuard, token_id: int, region: Region) -> None:
+        before = guard.verdict
+        guard.push(token_id, region)
+        verdict = guard.verdict
         if verdict is not before and verdict.kind is not None:
             _INTERVENTIONS.labels(verdict.action.name.lower(), verdict.kind.name.lower()).inc()
         self.is_loop = verdict.action is Action.END
@@ -90,6 +142,7 @@ def new_chooser(request: Request, choice: int, lexicon: Lexicon | None = None) -
         Sampler(request.sampling, request.token_ids, choice),
         None if lexicon is None or not request.loop_guard else LoopGuard(lexicon),
         None if marks is None else Thinking(marks, request.token_ids),
+        None if request.fence is None else Fence(request.fence),
     )
 
 
@@ -99,14 +152,16 @@ def choose_tokens(
     """At least one token for each chooser, which has 1 + ``draft`` rows of ``logits`` [rows, vocabulary]."""
     likeliest = cast("list[int]", cast(Any, logits.argmax(dim=-1)).tolist())
     chosen: list[int] = list(likeliest)
+    inside: set[int] = set()
     places: list[range] = []
     count_by_row: dict[int, int] = {}
     first = 0
     for chooser, draft in zip(choosers, drafts, strict=True):
         last = first + 1 + len(draft)
-        token_ids = chooser.choose(logits[first:last], likeliest[first:last], draft)
-        rows = range(first, first + len(token_ids))
-        chosen[rows.start : rows.stop] = token_ids
+        choices = chooser.choose(logits[first:last], likeliest[first:last], draft)
+        rows = range(first, first + len(choices))
+        chosen[rows.start : rows.stop] = [choice.token_id for choice in choices]
+        inside.update(row for row, choice in zip(rows, choices, strict=True) if choice.is_inside)
         if chooser.num_logprobs is not None:
             count_by_row |= dict.fromkeys(rows, chooser.num_logprobs)
         places.append(rows)
@@ -114,7 +169,8 @@ def choose_tokens(
     logprobs_by_row = logprobs_of(logits, chosen, count_by_row) if count_by_row else {}
     return [
         tuple(
-            Sampled(chosen[row], logprobs_by_row.get(row), is_loop=chooser.is_loop and row == rows[-1]) for row in rows
+            Sampled(chosen[row], logprobs_by_row.get(row), chooser.is_loop and row == rows[-1], row in inside)
+            for row in rows
         )
         for chooser, rows in zip(choosers, places, strict=True)
     ]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.engine.fence.compile import CompiledFence
+from services.engine.fence.program import Relaxed
 from services.engine.thinking import ThinkingMarks
 
 
@@ -81,6 +83,7 @@ class Request:
     persist: bool = True
     loop_guard: bool = True  # end the output when it goes round in circles
     thinking: ThinkingMarks | None = None
+    fence: CompiledFence | None = None
     drafts: bool = True  # whether tokens may be guessed ahead; the output is the same
     request_id: str = ""
     priority: Priority = Priority.INTERACTIVE
@@ -149,6 +152,7 @@ class Sampled:
     token_id: int
     logprobs: TokenLogprobs | None = None
     is_loop: bool = False
+    is_inside: bool = False  # structure that a fence demands: nothing that it spells ends the output
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,8 @@ class Finished:
     choice: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    relaxed: tuple[Relaxed, ...] = ()
+    """What of a fence was not enforced."""
 
 
 @dataclass(frozen=True, slots=True)

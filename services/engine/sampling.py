@@ -66,6 +66,9 @@ class Sampler:
         weights = np.exp(scaled)
         weights /= weights.sum()
         ids = self._candidates(weights)
+        if weights[ids[-1]] == 0:
+            # Masked out: not to be had, not even by rounding.
+            ids = ids[weights[ids] > 0]
         cumulative = np.cumsum(weights[ids])
         place = int(np.searchsorted(cumulative, self._generator.random() * float(cumulative[-1]), side="right"))
         return int(ids[min(place, len(ids) - 1)])

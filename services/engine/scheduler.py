@@ -278,7 +278,7 @@ class Scheduler:
         left = min(sequence.max_tokens - sequence.num_output, self._rules.context_tokens - sequence.num_tokens)
         if left < 2 or not sequence.request.drafts:
             return Draft()
-        return sequence.drafter.propose(sequence.token_ids, left - 1)
+        return sequence.drafter.propose(sequence.token_ids, left - 1, sequence.chooser.forced())
 
     def _take(self, row: PlanRow, chosen: tuple[Sampled, ...]) -> int:
         """Add the chosen tokens up to the first that ends the output; how many these are."""
@@ -307,8 +307,9 @@ class Scheduler:
         token_id = sampled.token_id
         sequence.append(token_id)
         sampling = sequence.request.sampling
-        sequence.stop_hit = sequence.stop.push(self._rules.spell(token_id))
-        if token_id in sampling.stop_token_ids or (token_id in self._rules.end_token_ids and not sampling.ignore_end):
+        sequence.stop_hit = sequence.stop.push(b"" if sampled.is_inside else self._rules.spell(token_id))
+        is_end = token_id in self._rules.end_token_ids and not sampling.ignore_end
+        if not sampled.is_inside and (is_end or token_id in sampling.stop_token_ids):
             sequence.finish_reason = FinishReason.STOP
         elif sequence.stop_hit is not None:
             sequence.finish_reason = FinishReason.STOP_TEXT
@@ -339,4 +340,5 @@ class Scheduler:
             sequence.choice,
             sequence.num_drafted,
             sequence.num_accepted,
+            sequence.chooser.relaxed,
         )

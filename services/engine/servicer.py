@@ -9,10 +9,13 @@ from typing import Any
 
 import grpc.aio
 from fencepost.engine.v1 import engine_pb2 as pb
-from fencepost.engine.v1 import engine_pb2_grpc
+from fencepost.engine.v1 import engine_pb2_grpc, fence_pb2
 
 from services.engine.core import EngineCore, Load
 from services.engine.errors import EngineError, InvalidRequest, StoreFailed, Unsupported
+from services.engine.fence.compile import CompiledFence
+from services.engine.fence_fields import read_program
+from services.engine.fencing import Fencing
 from services.engine.request import (
     Admitted,
     CacheUse,
@@ -75,19 +78,22 @@ class ModelFacts:
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     """Serves one core. WatchCache answers UNIMPLEMENTED."""
 
-    def __init__(self, core: EngineCore, facts: ModelFacts, *, loop_guard: bool) -> None:
+    def __init__(self, core: EngineCore, facts: ModelFacts, fencing: Fencing, *, loop_guard: bool) -> None:
         """``loop_guard``: for requests that don't say."""
         self._core = core
+        self._fencing = fencing
         self._facts = facts
         self._loop_guard = loop_guard
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         _refuse_unsupported(request)
+        thinking = self._thinking(request)
         async with self._core.generate(
             replace(
                 self._request(request, read_sampling(request.sampling, self._facts.vocabulary_size)),
                 loop_guard=self._is_guarded(request),
-                thinking=self._thinking(request),
+                thinking=thinking,
+                fence=await self._fence(request, thinking),
                 drafts=request.draft != pb.DRAFT_OFF,
             )
         ) as batches:
@@ -169,6 +175,12 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             priority=_priority(message.priority),
         )
 
+    async def _fence(self, request: pb.GenerateRequest, thinking: ThinkingMarks | None) -> CompiledFence | None:
+        if not request.HasField("fence"):
+            return None
+        end_id = None if thinking is None else thinking.end_id
+        return await self._fencing.compile(read_program(request.fence), end_id)
+
     def _is_guarded(self, request: pb.GenerateRequest) -> bool:
         if request.HasField("loop_guard"):
             return request.loop_guard
@@ -231,7 +243,6 @@ def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     """Raise Unsupported for what would change the output if it were ignored."""
     asked = {
         "extras": bool(request.extras),
-        "fence": request.HasField("fence"),
     }
     for field, is_asked in asked.items():
         if is_asked:
@@ -312,7 +323,13 @@ def _finished(event: Finished) -> pb.Finished:
         accepted_tokens=event.accepted_tokens,
         timings=_timings(event.timings),
     )
-    return pb.Finished(choice=event.choice, reason=_REASONS[event.reason], usage=usage, stop_text=event.stop_text)
+    return pb.Finished(
+        choice=event.choice,
+        reason=_REASONS[event.reason],
+        usage=usage,
+        stop_text=event.stop_text,
+        warnings=[fence_pb2.Relaxed(parameter_path=one.path, keyword=one.keyword) for one in event.relaxed],
+    )
 
 
 def _cached(use: CacheUse) -> pb.Cached:

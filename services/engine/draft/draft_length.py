@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 MAX_DRAFT = 15
 """Guesses of one sequence in one step: with the known token before them they fill a tile of the linear layers."""
+MAX_FORCED = 63
+"""Tokens known to follow that are computed in one step: as good as a prompt's."""
 _TOKEN_COST = 0.06
 """What one more token takes of the time of a step with a single one: such a step is bound by reading the weights."""
 _KEPT_PER_GUESS = 0.95

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from services.engine.draft.draft_length import MAX_DRAFT, Draft, GuessRecord
+from collections.abc import Sequence
+
+from services.engine.draft.draft_length import MAX_DRAFT, MAX_FORCED, Draft, GuessRecord
 from services.engine.draft.prompt_lookup import PromptLookup
 
 _LONG_AGREEMENT = 4
@@ -15,13 +17,16 @@ class Drafter:
     def __init__(self) -> None:
         self._lookup = PromptLookup()
         self._short, self._long = GuessRecord(0.4, 0.6), GuessRecord(1.4, 0.6)
-        self._record = self._short  # of the last proposal
+        self._record: GuessRecord | None = None  # of the last proposal, if that was a guess
 
-    def propose(self, token_ids: bytes | bytearray, num_tokens: int) -> Draft:
+    def propose(self, token_ids: bytes | bytearray, num_tokens: int, forced: Sequence[int] = ()) -> Draft:
         """Up to ``num_tokens`` ids that may follow ``token_ids``, int32 little-endian: all of the sequence so far.
 
-        The caller says what became of it, by ``verified`` or ``skipped``.
+        ``forced`` are known to follow. The caller says what became of it, by ``verified`` or ``skipped``.
         """
+        self._record = None
+        if forced:
+            return Draft(tuple(forced[: min(num_tokens, MAX_FORCED)]), 1.0)
         self._lookup.read(token_ids)
         guess = self._lookup.guess(min(num_tokens, MAX_DRAFT))
         if guess is None:
@@ -31,8 +36,10 @@ class Drafter:
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
         """So many of its tokens were computed, and the first ones of them were right."""
-        self._record.verified(num_drafted, num_accepted)
+        if self._record is not None:
+            self._record.verified(num_drafted, num_accepted)
 
     def skipped(self) -> None:
         """None of it was computed: it was not worth its cost."""
-        self._record.skipped()
+        if self._record is not None:
+            self._record.skipped()

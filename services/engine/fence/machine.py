@@ -17,6 +17,7 @@ import numpy as np
 from services.engine.fence.allowed import Allowed, Free, Ids, Mask
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence.free_thread import FreeThread
+from services.engine.fence.program import Relaxed
 from services.engine.fence.raw_thread import RawThread
 from services.engine.fence.readings import first, settle
 from services.engine.fence.thread import StructureThread, Thread
@@ -80,6 +81,11 @@ class Fence:
     def tokens(self) -> FenceTokens:
         """Of the model."""
         return self._compiled.tokens
+
+    @property
+    def relaxed(self) -> tuple[Relaxed, ...]:
+        """What is not enforced, as far as that is known."""
+        return self._compiled.relaxed
 
     @property
     def marker_ids(self) -> tuple[int, ...]:

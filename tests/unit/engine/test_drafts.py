@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import abc
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +39,7 @@ class Guesser(Drafter):
         self._choice = choice
         self._is_always_right = is_always_right
 
-    def propose(self, token_ids: bytes | bytearray, num_tokens: int) -> Draft:
+    def propose(self, token_ids: bytes | bytearray, num_tokens: int, forced: abc.Sequence[int] = ()) -> Draft:
         super().propose(token_ids, num_tokens)
         length = min(num_tokens, MAX_DRAFT)
         num_right = length if self._is_always_right else self._random.randint(0, length)
