@@ -56,7 +56,7 @@ _names_of_tools = st.sampled_from(["f", "ff", "f>\n", "g", '"', " ", "\n", "f</a
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(tools=st.dictionaries(_names_of_tools, _schemas, min_size=1, max_size=3))
 def test_any_schema_gives_a_program_that_makes_sense(name: str, tools: dict[str, Any]):
     specs = tuple(ToolSpec(one, None, json.dumps(schema)) for one, schema in tools.items())

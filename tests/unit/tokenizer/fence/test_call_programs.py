@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from services.tokenizer.dialects.events import CallText, ToolGrammar, ToolSpec
 from services.tokenizer.dialects.registry import DIALECTS
-from services.tokenizer.fence.callable import callable_tool
+from services.tokenizer.fence.callable import CallableTool, callable_tool
 from services.tokenizer.fence.calls import CallRules, Thinking
 from services.tokenizer.fence.program import GrammarSyntax, ProgramDraft, Relaxed
 from tests.unit.tokenizer.fence.agent_tools import CALLS, TOOLS, WRONG_CALLS, Schema, call, fields, text, tool, whole
@@ -30,8 +31,13 @@ TYPED = ("qwen", "glm")
 each_dialect = pytest.mark.parametrize("name", DIALECTS)
 
 
+@cache
+def _fenced(name: str, one: ToolSpec) -> CallableTool | None:
+    return callable_tool(DIALECTS[name], one)
+
+
 def program(name: str, tools: Sequence[ToolSpec], rules: CallRules = AUTO) -> ProgramDraft:
-    fenced = [callable_tool(DIALECTS[name], one) for one in tools]
+    fenced = [_fenced(name, one) for one in tools]
     draft = DIALECTS[name].fence([one for one in fenced if one is not None], rules)
     assert draft is not None
     return draft
@@ -287,7 +293,7 @@ def turns(draw: st.DrawFn) -> tuple[list[ToolSpec], list[CallText]]:
 
 
 @each_dialect
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(turn=turns(), before=st.sampled_from(["", "Text."]))
 def test_whatever_fits_the_schemas_is_allowed_as_it_is_written(
     name: str, turn: tuple[list[ToolSpec], list[CallText]], before: str
@@ -300,7 +306,7 @@ def test_whatever_fits_the_schemas_is_allowed_as_it_is_written(
 
 
 @each_dialect
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(turn=turns(), data=st.data())
 def test_what_does_not_fit_is_not_allowed(name: str, turn: tuple[list[ToolSpec], list[CallText]], data: st.DataObject):
     tools, calls = turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import cache
 
 from jsonschema import Draft202012Validator
 
@@ -75,6 +75,11 @@ def ends(node: Node, text: str, start: int) -> Iterator[int]:
             yield from (end for end in range(start, len(text) + 1) if re.fullmatch(node.text, text[start:end]))
 
 
+@cache
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads(schema))
+
+
 def _in_order(nodes: Sequence[Node], text: str, start: int) -> Iterator[int]:
     if not nodes:
         yield start
@@ -104,13 +109,12 @@ def _repeat(repeat: Repeat, count: int, text: str, start: int) -> Iterator[int]:
 
 
 def _value(value: Value, text: str, start: int) -> Iterator[int]:
-    schema: Any = json.loads(value.json_schema)
     try:
         found, end = json.JSONDecoder().raw_decode(text, start)
     except json.JSONDecodeError:
         return
     is_canonical = json.dumps(found, ensure_ascii=False) == text[start:end] or not value.is_canonical
-    if is_canonical and Draft202012Validator(schema).is_valid(found) and text.startswith(value.after, end):
+    if is_canonical and _validator(value.json_schema).is_valid(found) and text.startswith(value.after, end):
         yield end + len(value.after)
 
 
