@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from fencepost.engine.v1 import fence_pb2
 
-from services.tokenizer.fence.fence import Fence
+from services.tokenizer.fence.fence import Fence, Start
 from services.tokenizer.fence.program import (
     Choose,
     Grammar,
@@ -33,11 +33,18 @@ def write_program(fence: Fence) -> fence_pb2.Program:
     return fence_pb2.Program(
         nodes=[_node(node, inside) for node, inside in zip(program.nodes, program.inside, strict=True)],
         entry=len(program.nodes) - 1,
-        trigger=None if start is None else fence_pb2.Trigger(lead_in=start.lead_in, marker_id=start.marker_id),
+        trigger=None if start is None else _trigger(start),
         reasoning_gate=fence.has_reasoning_gate,
         marker_ids=fence.marker_ids,
         end=fence_pb2.PROGRAM_END_EOS_ONLY,
     )
+
+
+def _trigger(start: Start) -> fence_pb2.Trigger:
+    # The contract has no lead-in that is missing at the answer's beginning. Without one, a model that forgets it
+    # elsewhere is let through; with one, no answer could begin with a call.
+    lead_in = start.lead_in.lstrip() if start.is_bare_at_start else start.lead_in
+    return fence_pb2.Trigger(lead_in=lead_in, marker_id=start.marker_id)
 
 
 def _node(node: Node, inside: tuple[int, ...]) -> fence_pb2.Node:

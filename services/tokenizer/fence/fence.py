@@ -30,6 +30,8 @@ class Start:
 
     lead_in: str
     marker_id: int | None
+    is_bare_at_start: bool
+    """At the answer's beginning the whitespace at ``lead_in``'s beginning is not there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,14 +136,12 @@ class Fences:
 
     def _start(self, trigger: Trigger, markers: Sequence[str]) -> tuple[Start, str]:
         """And what is left of the tag behind the marker."""
-        # The contract has no lead-in that may be missing at the answer's beginning. Without one, a model that forgets
-        # it elsewhere is let through; with one, a model that starts with a call could not.
-        lead_in = "" if trigger.is_bare_at_start else trigger.lead_in
+        is_bare = trigger.is_bare_at_start
         for marker in markers:
             before, found, rest = trigger.tag.partition(marker)
             if found:
-                return Start(lead_in + before, self._ids[marker]), rest
-        return Start(lead_in + trigger.tag, None), ""
+                return Start(trigger.lead_in + before, self._ids[marker], is_bare), rest
+        return Start(trigger.lead_in + trigger.tag, None, is_bare), ""
 
 
 def follows_text(conversation: Conversation) -> bool:
