@@ -75,7 +75,7 @@ class TokenizerSettings(ServerSettings):
         0.0, help="share of prompts encoded whole as well and compared", minimum=0, maximum=1
     )
     fences: bool = setting(
-        False, help="send the engine what an answer must be like: calls of the tools' schemas, output formats"
+        True, help="send the engine what an answer must be like: calls of the tools' schemas, output formats"
     )
     request_timeout_s: float = setting(
         600.0, help="seconds a call may take when its caller sets no earlier deadline", minimum=0.001

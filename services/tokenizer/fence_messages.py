@@ -41,10 +41,7 @@ def write_program(fence: Fence) -> fence_pb2.Program:
 
 
 def _trigger(start: Start) -> fence_pb2.Trigger:
-    # The contract has no lead-in that is missing at the answer's beginning. Without one, a model that forgets it
-    # elsewhere is let through; with one, no answer could begin with a call.
-    lead_in = start.lead_in.lstrip() if start.is_bare_at_start else start.lead_in
-    return fence_pb2.Trigger(lead_in=lead_in, marker_id=start.marker_id)
+    return fence_pb2.Trigger(lead_in=start.lead_in, marker_id=start.marker_id, bare_at_start=start.is_bare_at_start)
 
 
 def _node(node: Node, inside: tuple[int, ...]) -> fence_pb2.Node:

@@ -41,7 +41,7 @@ async def stub(smollm2_dir: Path, engine: ScriptedEngine) -> AsyncIterator[Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unfenced(smollm2_dir: Path, engine: ScriptedEngine) -> AsyncIterator[Any]:
-    async with tokenizer_at(smollm2_dir, engine.address) as found:
+    async with tokenizer_at(smollm2_dir, engine.address, fences=False) as found:
         yield found
 
 

@@ -45,10 +45,10 @@ def test_where_nothing_is_asked_anything_goes():
 
 def test_markers_are_tokens_where_the_tokenizer_has_them():
     program = write_program(derived(asked(*TOOLS)))
-    assert program.trigger == pb.Trigger(lead_in="", marker_id=7)
+    assert program.trigger == pb.Trigger(lead_in="\n", marker_id=7, bare_at_start=True)
     assert list(program.marker_ids) == [7, 8]
     spelt = write_program(derived(asked(*TOOLS), ids={}))
-    assert spelt.trigger == pb.Trigger(lead_in="<tool_call>")
+    assert spelt.trigger == pb.Trigger(lead_in="\n<tool_call>", bare_at_start=True)
     assert list(spelt.marker_ids) == []
     assert program.end == pb.PROGRAM_END_EOS_ONLY
 
