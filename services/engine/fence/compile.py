@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from services.engine.fence.allowed import Allowed, Free, Ids, Mask
 from services.engine.fence.errors import FenceError
-from services.engine.fence.expansion import Expander, KeysFrame, Rest, own_terminator
+from services.engine.fence.expansion import Expander, KeysFrame, PartsFrame, Rest, own_terminator
 from services.engine.fence.program import (
     Choose,
     Grammar,
@@ -256,10 +256,15 @@ class CompiledFence:
                     pending.append(self.structure.at(node.resumed))
                 for opening in node.openings:
                     variants = _key_variants(self.program, opening.rest)
-                    for rest in variants:
+                    # Behind a mark, no token of the value reaches what differs.
+                    for rest in variants[:1] if _has_mark_first(opening.rest) else variants:
                         yield Opening(opening.node, rest, opening.joint)
                     # All values come up at the first key; what is behind the last one is left.
                     pending.append(self.structure.at((variants[-1],)))
+
+
+def _has_mark_first(rest: Rest) -> bool:
+    return rest is not None and isinstance(rest[0], PartsFrame) and any(isinstance(one, int) for one in rest[0].parts)
 
 
 def _key_variants(program: Program, rest: Rest) -> list[Rest]:
