@@ -18,13 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 
-from services.engine.blocks import num_runs
-from services.engine.cache_manager import PoolUse
 from services.engine.choosing import TokenChooser
 from services.engine.conversations import Conversations
 from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
+from services.engine.load import Load, show
 from services.engine.request import Event, Failed, Finished, MissReason, Priority, Request, Sampled, Tier
 from services.engine.restore_cost import PrefillCost
 from services.engine.retry_delay import Job, Pace, RetryDelays
@@ -47,10 +46,6 @@ _log = logging.getLogger(__name__)
 _COMPUTED = Counter("fencepost_engine_computed_tokens_total", "Tokens that went through the model.")
 _DRAFTED = Counter("fencepost_engine_drafted_tokens_total", "Guesses that went through the model.")
 _ACCEPTED = Counter("fencepost_engine_accepted_tokens_total", "Of them, those that were right and part of an output.")
-_BLOCKS = Gauge("fencepost_engine_blocks", "Device blocks by use.", ["use"])
-_SEQUENCES = Gauge("fencepost_engine_sequences", "Requests by state.", ["state"])
-_RUNS = Gauge("fencepost_engine_runs_per_sequence", "Mean stretches of consecutive blocks of a running request.")
-_BELT_AGE = Gauge("fencepost_engine_belt_age_seconds", "Age of the cached block that would be evicted next.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +54,6 @@ class Flushed:
 
     blocks: int
     stored_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The engine at one moment."""
-
-    queued: int
-    running: int
-    blocks: PoolUse
-    backlog_tokens: int
-    belt_age_s: float | None
-    is_draining: bool
-    leases: int
-    pending_writes: int
 
 
 class EngineCore:
@@ -384,14 +365,7 @@ class EngineCore:
 
     def _measure(self) -> None:
         self._measured_s = time.monotonic()
-        load = self.load()
-        for use in ("free", "held", "cached"):
-            _BLOCKS.labels(use).set(getattr(load.blocks, use))
-        _SEQUENCES.labels("waiting").set(load.queued)
-        _SEQUENCES.labels("running").set(load.running)
-        _BELT_AGE.set(load.belt_age_s or 0.0)
-        running = self._scheduler.running
-        _RUNS.set(sum(num_runs(s.block_ids) for s in running) / len(running) if running else 0)
+        show(self.load(), self._scheduler.running)
 
 
 def _job(sequence: Sequence, prompt_tokens: int) -> Job:

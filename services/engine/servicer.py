@@ -9,28 +9,19 @@ from typing import Any
 
 import grpc.aio
 from fencepost.engine.v1 import engine_pb2 as pb
-from fencepost.engine.v1 import engine_pb2_grpc, fence_pb2
+from fencepost.engine.v1 import engine_pb2_grpc
 
-from services.engine.core import EngineCore, Load
-from services.engine.errors import EngineError, InvalidRequest, StoreFailed, Unsupported
+from services.engine.core import EngineCore
+from services.engine.errors import InvalidRequest, StoreFailed, Unsupported
+from services.engine.event_messages import TIERS, generate_response, merged, prefill_response
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence_fields import read_program
 from services.engine.fencing import Fencing
+from services.engine.load import Load
 from services.engine.request import (
-    Admitted,
-    CacheUse,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    MissReason,
     Priority,
-    Progress,
     Request,
     SamplingParams,
-    Tier,
-    Timings,
-    Tokens,
 )
 from services.engine.sampling_fields import read_sampling
 from services.engine.store_calls import StoreUnavailable
@@ -39,23 +30,6 @@ from services.engine.thinking import ThinkingMarks
 _Context = grpc.aio.ServicerContext[Any, Any]
 _MAX_WAIT_CLASSES = 64
 _MAX_WAIT_CLASS_CHARS = 128
-_TIERS = {Tier.VRAM: pb.TIER_VRAM, Tier.SSD: pb.TIER_SSD}
-_MISSES = {
-    MissReason.COLD: pb.MISS_REASON_COLD,
-    MissReason.EVICTED: pb.MISS_REASON_EVICTED,
-    MissReason.FORKED: pb.MISS_REASON_FORKED,
-    MissReason.TOO_SHORT: pb.MISS_REASON_TOO_SHORT,
-    MissReason.RESTORE_SKIPPED: pb.MISS_REASON_RESTORE_SKIPPED,
-    MissReason.RESTORE_FAILED: pb.MISS_REASON_RESTORE_FAILED,
-}
-_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.STOP_TEXT: pb.FINISH_REASON_STOP_TEXT,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.LOOP: pb.FINISH_REASON_LOOP,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-    FinishReason.PREFILLED: pb.FINISH_REASON_PREFILLED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +72,16 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             )
         ) as batches:
             async for events in batches:
-                for event in _merged(events):
-                    yield _generate_response(event)
+                for event in merged(events):
+                    yield generate_response(event)
 
     async def Prefill(self, request: pb.PrefillRequest, context: _Context) -> AsyncIterator[pb.PrefillResponse]:
         if request.extras:
             raise Unsupported("extras")
         async with self._core.generate(self._request(request, SamplingParams(max_tokens=0))) as batches:
             async for events in batches:
-                for event in _merged(events):
-                    yield _prefill_response(event)
+                for event in merged(events):
+                    yield prefill_response(event)
 
     async def GetModel(self, request: pb.GetModelRequest, context: _Context) -> pb.GetModelResponse:
         facts = self._facts
@@ -154,7 +128,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     async def Flush(self, request: pb.FlushRequest, context: _Context) -> pb.FlushResponse:
         wanted = set(request.tiers) or {pb.TIER_VRAM, pb.TIER_SSD}
-        tiers = {tier for tier, number in _TIERS.items() if number in wanted}
+        tiers = {tier for tier, number in TIERS.items() if number in wanted}
         if any(len(namespace) != 32 for namespace in request.namespaces):
             raise InvalidRequest("namespaces", "must have 32 bytes each")
         try:
@@ -247,101 +221,3 @@ def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     for field, is_asked in asked.items():
         if is_asked:
             raise Unsupported(field)
-
-
-def _merged(events: list[Event]) -> list[Event]:
-    """All pending tokens of a choice in one event, and only the newest progress."""
-    merged: list[Event] = []
-    place_by_choice: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, Tokens):
-            place = place_by_choice.setdefault(event.choice, len(merged))
-            if place < len(merged):
-                earlier = merged[place]
-                assert isinstance(earlier, Tokens)
-                merged[place] = Tokens(earlier.ids + event.ids, earlier.logprobs + event.logprobs, event.choice)
-                continue
-        elif isinstance(event, Progress) and merged and isinstance(merged[-1], Progress):
-            merged.pop()
-        merged.append(event)
-    return merged
-
-
-def _generate_response(event: Event) -> pb.GenerateResponse:
-    match event:
-        case Admitted():
-            return pb.GenerateResponse(admitted=_admitted(event))
-        case Progress():
-            return pb.GenerateResponse(progress=_progress(event))
-        case Tokens():
-            return pb.GenerateResponse(tokens=_tokens(event))
-        case Finished():
-            return pb.GenerateResponse(finished=_finished(event))
-        case Failed():
-            raise EngineError(event.message)
-
-
-def _prefill_response(event: Event) -> pb.PrefillResponse:
-    match event:
-        case Admitted():
-            return pb.PrefillResponse(admitted=_admitted(event))
-        case Progress():
-            return pb.PrefillResponse(progress=_progress(event))
-        case Finished():
-            return pb.PrefillResponse(finished=_finished(event))
-        case Tokens() | Failed():
-            raise EngineError(event.message if isinstance(event, Failed) else "a prefill sampled a token")
-
-
-def _admitted(event: Admitted) -> pb.Admitted:
-    return pb.Admitted(cached=_cached(event.cache), prompt_tokens=event.prompt_tokens)
-
-
-def _progress(event: Progress) -> pb.Progress:
-    return pb.Progress(
-        prefilled_tokens=event.prefilled_tokens, prompt_tokens=event.prompt_tokens, queue_position=event.queue_position
-    )
-
-
-def _tokens(event: Tokens) -> pb.Tokens:
-    logprobs = [
-        pb.TokenLogprobs(
-            sampled=pb.TokenLogprob(token_id=token_id, logprob=one.sampled),
-            top=[pb.TokenLogprob(token_id=other_id, logprob=logprob) for other_id, logprob in one.top],
-        )
-        for token_id, one in zip(event.ids, event.logprobs, strict=bool(event.logprobs))
-    ]
-    return pb.Tokens(ids=event.ids, logprobs=logprobs, choice=event.choice)
-
-
-def _finished(event: Finished) -> pb.Finished:
-    usage = pb.Usage(
-        prompt_tokens=event.prompt_tokens,
-        cached=_cached(event.cache),
-        output_tokens=event.output_tokens,
-        drafted_tokens=event.drafted_tokens,
-        accepted_tokens=event.accepted_tokens,
-        timings=_timings(event.timings),
-    )
-    return pb.Finished(
-        choice=event.choice,
-        reason=_REASONS[event.reason],
-        usage=usage,
-        stop_text=event.stop_text,
-        warnings=[fence_pb2.Relaxed(parameter_path=one.path, keyword=one.keyword) for one in event.relaxed],
-    )
-
-
-def _cached(use: CacheUse) -> pb.Cached:
-    by_tier = [pb.TierTokens(tier=_TIERS[tier], tokens=n) for tier, n in use.tokens_by_tier.items() if n]
-    miss = None if use.miss is None else pb.Miss(reason=_MISSES[use.miss], at_token=use.miss_at_token)
-    return pb.Cached(by_tier=by_tier, recomputed_tokens=use.recomputed_tokens, miss=miss)
-
-
-def _timings(timings: Timings) -> pb.Timings:
-    return pb.Timings(
-        queued_ms=timings.queued_ms,
-        restored_ms=timings.restored_ms,
-        prefilled_ms=timings.prefilled_ms,
-        decoded_ms=timings.decoded_ms,
-    )

@@ -54,7 +54,8 @@ def value(schema: dict[str, Any], **more: Any) -> fence_pb2.Program:
 
 
 def sampling(**fields: Any) -> pb.Sampling:
-    return pb.Sampling(**{"temperature": 1.0, "seed": 1, "max_tokens": 400, **fields})
+    merged: dict[str, Any] = {"temperature": 1.0, "seed": 1, "max_tokens": 400, **fields}
+    return pb.Sampling(**merged)
 
 
 def text_of(ids: tuple[int, ...], vocabulary: Vocabulary) -> str:

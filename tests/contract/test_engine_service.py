@@ -262,7 +262,7 @@ async def test_an_exact_repeat_gives_the_same_answer_from_the_cache(engine: Engi
         ({"ids": []}, "INVALID_ARGUMENT", "token_ids"),
         ({"ids": [500]}, "INVALID_ARGUMENT", "token_ids"),
         ({"ids": [-1]}, "INVALID_ARGUMENT", "token_ids"),
-        ({"fence": {}}, "UNIMPLEMENTED", "fence"),
+        ({"fence": {}}, "INVALID_ARGUMENT", "fence"),
         ({"sampling": pb.Sampling(min_p=1.5)}, "INVALID_ARGUMENT", "sampling.min_p"),
         ({"sampling": pb.Sampling(logprobs=21)}, "INVALID_ARGUMENT", "sampling.logprobs"),
         ({"sampling": pb.Sampling(choices=0)}, "INVALID_ARGUMENT", "sampling.choices"),

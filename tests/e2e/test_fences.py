@@ -68,9 +68,8 @@ def faults(answer: Any) -> list[str]:
 
 def ask(client: openai.OpenAI, prompt: str, seed: int, **more: Any) -> Any:
     messages: list[Any] = [{"role": "user", "content": prompt}]
-    return client.chat.completions.create(
-        model=MODEL, messages=messages, temperature=0.7, seed=seed, **{"max_tokens": 500, **more}
-    )
+    fields: dict[str, Any] = {"temperature": 0.7, "seed": seed, "max_tokens": 500, **more}
+    return client.chat.completions.create(model=MODEL, messages=messages, **fields)
 
 
 def test_required_and_named_calls_and_formats_are_always_right(smollm2_dir: Path, tmp_path: Path) -> None:
