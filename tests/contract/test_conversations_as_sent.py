@@ -28,7 +28,6 @@ CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a b", "n":1e5}}\n</
 PICTURE = "[image/png image, not shown: this model takes text only]"
 ADVICE = "Write your answer as one JSON object and nothing else: no text around it, no code fence."
 SCHEMA_ADVICE = "Write your answer as JSON of this JSON Schema and nothing else: no text around it, no code fence.\n"
-ADVISED = "the output format is advised to the model, not enforced"
 _tenants = count()
 
 
@@ -134,7 +133,8 @@ async def test_an_output_format_is_advice_at_the_end(
     dialogue.output_format = asked_for
     assert await prompt_text(stub, dialogue) == chatml(("user", f"q\n\n{advice}")) + ANSWER_PROMPT
     turn = await dialogue.ask(stub, engine, [*byte_ids("{}", vocabulary), END])
-    assert list(turn.finished.warnings) == [ADVISED]
+    # Enforced besides.
+    assert list(turn.finished.warnings) == []
     assert turn.prompt == await dialogue.encode(stub)
     # Everything before what is asked last is as it is without.
     dialogue.add(turn.message(), user("again"))
