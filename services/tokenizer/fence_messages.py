@@ -64,7 +64,12 @@ def _node(node: Node, inside: tuple[int, ...]) -> fence_pb2.Node:
             keys = fence_pb2.Keys(items=items, between=node.between, close=node.close, any_order=True, unique=True)
             return fence_pb2.Node(keys=keys)
         case Value():
-            value = fence_pb2.Value(json_schema=node.json_schema, after=node.after, canonical=node.is_canonical)
+            value = fence_pb2.Value(
+                json_schema=node.json_schema,
+                after=node.after,
+                canonical=node.is_canonical,
+                forbidden=node.forbidden,
+            )
             return fence_pb2.Node(value=value)
         case Raw():
             raw = fence_pb2.Raw(

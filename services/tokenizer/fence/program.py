@@ -74,6 +74,8 @@ class Value:
     after: str = ""
     is_canonical: bool = True
     """Only the spelling that survives a JSON round trip."""
+    forbidden: tuple[str, ...] = ()
+    """Texts that may not appear, not even in strings: they would end it for who reads it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ class ValueWriter:
         return self._json(parameter, parameter.json_schema(part))
 
     def _json(self, parameter: Parameter, json_schema: str) -> Node:
-        return Value(json_schema, parameter.place, self._after)
+        forbidden = tuple(dict.fromkeys((self._after.strip(), *self._forbidden)))
+        return Value(json_schema, parameter.place, self._after, forbidden=forbidden)
 
     def _raw(self, parameter: Parameter, rule: TextRule) -> Raw:
         return Raw(self._after, parameter.place, rule.min_chars, rule.max_chars, rule.pattern, self._forbidden)
