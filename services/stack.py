@@ -46,7 +46,10 @@ class UpSettings:
     )
     model: str = setting("smollm2-135m-instruct", help="the default model, a model directory or a hub id org/name")
     vram_bytes: int | None = setting(
-        None, help="each engine's memory for cached and running state (default: 2GiB)", parse=byte_size, minimum=1
+        None,
+        help="each engine's memory for cached and running state (default: 2GiB on CPU)",
+        parse=byte_size,
+        minimum=1,
     )
     ssd_bytes: int | None = setting(
         None, help="most bytes of state on disk (default: 10GiB)", parse=byte_size, minimum=1

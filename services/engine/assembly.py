@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import grpc.aio
-import numpy as np
 from fencepost.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.engine.blocks import BlockPool
@@ -25,36 +22,23 @@ from services.engine.core import EngineCore
 from services.engine.errors import ModelUnusable
 from services.engine.fencing import Fencing
 from services.engine.guard.lexicon import Lexicon
+from services.engine.loading import Loaded, load
 from services.engine.prefix_tree import PrefixTree
-from services.engine.restore_cost import PrefillCost
-from services.engine.runtime import Batch, ModelLoadError, PagedRuntime, Row, load_model
-from services.engine.runtime.probe import probe
 from services.engine.scheduler import Scheduler
 from services.engine.seen_pages import SeenPages
 from services.engine.sequence import Sequence
 from services.engine.servicer import EngineServicer, ModelFacts
 from services.engine.snapshot_writer import SnapshotWriter
-from services.engine.ssd_tier import ModelIdentity, SsdTier
+from services.engine.ssd_tier import SsdTier
 from services.engine.staging import Staging
 from services.engine.step import EndRules
 from services.engine.store_client import StoreClient
 from services.engine.waiting import AdmissionPolicy
-from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
-from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
+from services.identity import PAGE_TOKENS
+from services.vocabulary import Vocabulary
 
-_WARM_UP_TOKENS = 128
 _REST_PER_WORK = 6.0
 """While requests run, reading and writing state rests this long for each second of work, so that decoding goes on."""
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    runtime: PagedRuntime
-    vocabulary: Vocabulary
-    identity: ModelIdentity
-    context_tokens: int
-    prefill_cost: PrefillCost
 
 
 @asynccontextmanager
@@ -63,10 +47,10 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
 
     Raises ModelUnusable naming the file or setting.
     """
-    loaded = await asyncio.to_thread(_load, config)
+    loaded = await asyncio.to_thread(load, config)
     runtime = loaded.runtime
     pool = BlockPool(runtime.num_blocks)
-    tree = PrefixTree(config.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
+    tree = PrefixTree(runtime.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
     rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
     seen = SeenPages()
     keys = loaded.identity.keys_of
@@ -138,7 +122,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
 
 def _tier(
     config: EngineConfig,
-    loaded: _Loaded,
+    loaded: Loaded,
     client: StoreClient,
     executor: ThreadPoolExecutor,
     pause: Callable[[float], float],
@@ -170,64 +154,12 @@ def _was_cached(seen: SeenPages, keys: Callable[[str, bytes], list[bytes]], sequ
     return any(key in seen for key in keys(request.cache_scope, request.token_ids)[at_token // PAGE_TOKENS :])
 
 
-def _load(config: EngineConfig) -> _Loaded:
-    if PAGE_TOKENS % config.block_tokens:
-        raise ModelUnusable(f"--block-tokens must divide {PAGE_TOKENS}, got {config.block_tokens}")
-    started_s = time.monotonic()
-    try:
-        vocabulary = load_vocabulary(config.model)
-        model = load_model(config.model, "cpu", config.threads, config.weights)
-        layout, _ = probe(model)
-        identity = ModelIdentity(
-            model_type=model.model_type,
-            weights_fingerprint=weights_fingerprint(config.model),
-            tokenizer_fingerprint=tokenizer_fingerprint(config.model),
-            weight_format=model.weight_format,
-        )
-    except (VocabularyError, ModelLoadError) as error:
-        raise ModelUnusable(str(error)) from None
-    except OSError as error:
-        raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
-    block_bytes = layout.bytes_per_token * config.block_tokens
-    num_blocks = config.vram_bytes // block_bytes
-    if num_blocks < 2:
-        raise ModelUnusable(f"--vram-bytes {config.vram_bytes} holds no two blocks of {block_bytes} bytes")
-    runtime = PagedRuntime(model, num_blocks=num_blocks, block_tokens=config.block_tokens)
-    context_tokens = min(runtime.context_tokens, num_blocks * config.block_tokens)
-    if context_tokens < runtime.context_tokens:
-        _log.warning("--vram-bytes holds %d tokens, fewer than the model's context", context_tokens)
-    prefill_cost = PrefillCost(_warm_up(runtime))
-    _log.info(
-        "loaded %s in %.1f s: %d blocks of %d tokens, %.2f GiB of state",
-        config.model.name,
-        time.monotonic() - started_s,
-        num_blocks,
-        config.block_tokens,
-        runtime.allocated_bytes / 2**30,
-    )
-    return _Loaded(runtime, vocabulary, identity, context_tokens, prefill_cost)
-
-
-def _warm_up(runtime: PagedRuntime) -> float:
-    """Make the first request as fast as the second: libraries choose their kernels at first use.
-
-    Seconds that a token of a prompt took, the second time.
-    """
-    blocks = range(min(runtime.num_blocks, max(1, _WARM_UP_TOKENS // runtime.block_tokens)))
-    num_tokens = min(len(blocks) * runtime.block_tokens, runtime.context_tokens)
-    row = Row(token_ids=np.zeros(num_tokens, dtype=np.int32), start=0, block_ids=blocks, num_logits=1)
-    runtime.forward(Batch((row,)))
-    started_s = time.monotonic()
-    runtime.forward(Batch((row,)))
-    return (time.monotonic() - started_s) / num_tokens
-
-
 def _spelling(vocabulary: Vocabulary) -> Callable[[int], bytes]:
     special = vocabulary.special_ids
     return lambda token_id: b"" if token_id in special else vocabulary.spell(token_id)
 
 
-def _facts(config: EngineConfig, loaded: _Loaded) -> ModelFacts:
+def _facts(config: EngineConfig, loaded: Loaded) -> ModelFacts:
     layout = loaded.runtime.layout
     return ModelFacts(
         name=config.model.name,
@@ -235,10 +167,10 @@ def _facts(config: EngineConfig, loaded: _Loaded) -> ModelFacts:
         tokenizer_fingerprint=loaded.identity.tokenizer_fingerprint,
         weights_fingerprint=loaded.identity.weights_fingerprint,
         vocabulary_size=loaded.runtime.vocab_size,
-        block_tokens=config.block_tokens,
+        block_tokens=loaded.runtime.block_tokens,
         page_tokens=PAGE_TOKENS,
         context_tokens=loaded.context_tokens,
         bytes_per_token=layout.bytes_per_token,
-        block_bytes=layout.bytes_per_token * config.block_tokens,
+        block_bytes=layout.bytes_per_token * loaded.runtime.block_tokens,
         end_token_ids=tuple(sorted(loaded.runtime.eos_token_ids)),
     )

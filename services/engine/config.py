@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.process import ServerSettings
 from services.settings import byte_size, setting
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
+        raise ValueError("auto, cpu, cuda or cuda:NUMBER")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +24,25 @@ class EngineConfig(ServerSettings):
     listen: str = setting("127.0.0.1:7402", help="address to serve on: host:port or unix:path")
     model: Path = setting(help="model directory (fencepost model pull prints it)")
     kvstore: str = setting("", help="address of the kvstore; empty: no disk tier", parse=str)
-    device: str = setting("auto", help="device to compute on", choices=("auto", "cpu"))
-    vram_bytes: int = setting(
-        2 * 2**30, help="memory for cached and running state, e.g. 2GiB", parse=byte_size, minimum=1
+    device: str = setting(
+        "auto", help="device to compute on: cpu, cuda, cuda:1, ..., or auto: cuda where there is one", parse=_device
     )
-    block_tokens: int = setting(16, help="tokens in a block; divides 256", minimum=1, maximum=256)
+    vram_bytes: int | None = setting(
+        None,
+        help="memory for cached and running state, e.g. 2GiB (default: 2GiB on CPU, on CUDA what --vram-utilisation "
+        "leaves)",
+        parse=byte_size,
+        minimum=1,
+    )
+    vram_utilisation: float = setting(
+        0.9,
+        help="on CUDA, the part of the device's memory that weights, steps and state may take, others' use included",
+        minimum=0.1,
+        maximum=1.0,
+    )
+    block_tokens: int | None = setting(
+        None, help="tokens in a block; divides 256 (default: 16 on CPU, 64 on CUDA)", minimum=1, maximum=256
+    )
     step_tokens: int = setting(512, help="tokens computed in one step", minimum=1)
     max_running: int = setting(16, help="requests computed at once", minimum=1)
     max_waiting: int = setting(256, help="requests that may wait; more are refused", minimum=1)
@@ -30,7 +51,8 @@ class EngineConfig(ServerSettings):
     )
     weights: str = setting(
         "auto",
-        help="how weights are held: fp16 is half the memory and faster, arithmetic is fp32; auto: fp16 where it fits",
+        help="how weights are held. On CPU, fp16 is half the memory and faster, arithmetic is fp32; auto: fp16 where "
+        "it fits. On CUDA, weights, arithmetic and state are of this format; auto: the model's own, such as bf16",
         choices=("auto", "fp16", "fp32"),
     )
     admission: str = setting(

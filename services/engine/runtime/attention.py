@@ -2,8 +2,9 @@
 
 Models are loaded with ATTENTION_NAME; each of their layers then calls `paged_attention`, which
 hands the layer's packed projections to the step object that travels through the model's keyword
-arguments. Two implementations answer the same question: `attend_runs` reads runs of the pools in
-place (CPU), `attend_gathered` copies the context together (any device, and the tests' oracle).
+arguments. Three implementations answer the same question: `attend_runs` reads runs of the pools in
+place (CPU), `attend_gathered` copies the context together (any device, and the tests' oracle), and
+`varlen.attend_varlen` leaves it to a kernel that reads block tables; `backend` says which is whose.
 
 Shapes in transformers' layers: query [1, heads, T, dim], key and value [1, kv_heads, T, dim] are the
 step's own T packed tokens; pools are [kv_heads, slots, dim]; results are [1, T, heads, dim].
@@ -185,15 +186,20 @@ def attend_gathered(
 
     The pools must already hold the state of all rows.
     """
-    output = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
+    num_groups, dim = key_pool.shape[0], query.shape[3]
+    output = query.new_empty(1, query.shape[2], query.shape[1], dim)
     for row in rows:
+        # Key heads take the batch axis and a stride of zero repeats them: with enable_gqa, torch has no fast kernel on
+        # CUDA that takes a mask.
+        own_query = query.narrow(2, row.first, row.num_tokens).view(num_groups, -1, row.num_tokens, dim)
+        grouped = (num_groups, own_query.shape[1], len(row.slots), dim)
         attended = scaled_dot_product_attention(
-            query.narrow(2, row.first, row.num_tokens),
-            key_pool.index_select(1, row.slots).unsqueeze(0),
-            value_pool.index_select(1, row.slots).unsqueeze(0),
+            own_query,
+            key_pool.index_select(1, row.slots).unsqueeze(1).expand(grouped),
+            value_pool.index_select(1, row.slots).unsqueeze(1).expand(grouped),
             attn_mask=row.mask,
             scale=scale,
-            enable_gqa=True,
         )
-        output.narrow(1, row.first, row.num_tokens).copy_(attended.transpose(1, 2))
+        attended = attended.reshape(1, -1, row.num_tokens, dim).transpose(1, 2)
+        output.narrow(1, row.first, row.num_tokens).copy_(attended)
     return output

@@ -2,8 +2,9 @@
 
 ModelLoadError              a file of the model directory is missing, damaged or does not fit
 └── UnsupportedModelError   the files are fine, but this runtime cannot compute the model
+DeviceMissingError          the device that was asked for is not there
 
-Both end the start of the engine: they never travel over an RPC, so they carry no status.
+All end the start of the engine: they never travel over an RPC, so they carry no status.
 """
 
 
@@ -13,3 +14,7 @@ class ModelLoadError(Exception):
 
 class UnsupportedModelError(ModelLoadError):
     """The model needs attention, positions or weights that this runtime does not compute."""
+
+
+class DeviceMissingError(Exception):
+    """The device to compute on is not there; the message says what is."""

@@ -26,6 +26,8 @@ SUPPORTED_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # state would depend on its neighbours: nothing computed so could be shared.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
+_DTYPES = {"auto": "auto", "fp16": "float16", "fp32": "float32"}
+
 
 class CausalOutput(Protocol):
     """logits: [1, kept tokens, vocabulary]."""
@@ -92,10 +94,11 @@ class _Network(CausalNetwork, Protocol):
 def load_model(
     model_dir: Path, device: str | torch.device = "cpu", num_threads: int | None = None, weights: str = "auto"
 ) -> LoadedModel:
-    """Load the model; on CPU it computes in float32, elsewhere in the dtype its config names.
+    """Load the model; on CPU it computes in float32, elsewhere in the dtype of its weights.
 
     num_threads: threads of torch's operators in this process; None keeps torch's choice.
-    weights: how matrices are held on CPU, "fp32" or "fp16"; "auto" is fp16 where that costs no more than rounding.
+    weights: on CPU how matrices are held, "fp32" or "fp16"; "auto" is fp16 where that costs no more than rounding.
+    Elsewhere the dtype of weights, arithmetic and state; "auto" is the one that the config names.
     Raises ModelLoadError naming the file that is missing, truncated or does not fit, and
     UnsupportedModelError for models that need another runtime.
     """
@@ -118,7 +121,7 @@ def load_model(
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ModelLoadError(f"{config_path} cannot be used: {_first_line(error)}") from error
     _check_config(config_path, config)
-    network = _load_network(model_dir, config, "float32" if device.type == "cpu" else "auto")
+    network = _load_network(model_dir, config, "float32" if device.type == "cpu" else _DTYPES[weights])
     network = network.to(device).eval().requires_grad_(False)
     dtype, eos_token_ids = network.dtype, _as_ids(network.generation_config.eos_token_id)
     weight_format = str(dtype).removeprefix("torch.")

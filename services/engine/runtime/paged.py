@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows
+from services.engine.runtime.backend import Backend, LayerAttention, backend_of
 from services.engine.runtime.batch import Batch
+from services.engine.runtime.copies import StateCopies
 from services.engine.runtime.fused import FusedDecoder
 from services.engine.runtime.gate import LAYER_TIMEOUT_S, LayerGate
 from services.engine.runtime.loader import LoadedModel
@@ -32,9 +33,12 @@ class PagedRuntime:
     is shared.
     """
 
-    def __init__(self, model: LoadedModel, *, num_blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, model: LoadedModel, *, num_blocks: int, block_tokens: int, backend: Backend | None = None
+    ) -> None:
         """Probe the model and allocate zeroed pools.
 
+        backend: None takes the device's own.
         Raises UnsupportedModelError if the model's state doesn't fit this runtime.
         """
         self._model = model
@@ -53,11 +57,11 @@ class PagedRuntime:
             for channel in self.layout.channels
         ]
         self._pools = list(zip(*pools_by_channel, strict=True))
-        # The same memory as bytes, for those who copy state: making such views costs more than a copy of one block.
-        self._bytes = tuple(
-            tuple(pool.view(torch.uint8).numpy() if pool.device.type == "cpu" else None for pool in layer)
-            for layer in self._pools
-        )
+        backend = backend or backend_of(model.device, self.layout, block_tokens)
+        self.attention_name = backend.name
+        self._attention = backend.attention
+        self._copies = backend.new_copies(self._pools)
+        self._copies.settle()
 
     @property
     def allocated_bytes(self) -> int:
@@ -76,23 +80,27 @@ class PagedRuntime:
         caller. Raises ValueError, before anything is written, if a row is not as it must be, and
         LayersMissing where the batch's gate fails: then only slots of the
         rows' own tokens have been written, and the same batch can be computed again.
+        When it returns or raises, the device has done all of it.
         Cost: linears over all tokens together, attention row by row.
         """
         plan = plan_step(batch, self.block_tokens, self._model.device)
         network = self._model.network
         if isinstance(network, FusedDecoder):
             return network.logits(plan, self._pools, batch.gate)
-        step = _PoolStep(plan, self._pools, self._model.device, batch.gate)
-        with torch.inference_mode():
-            logits = network(
-                input_ids=plan.token_ids,
-                position_ids=plan.positions,
-                use_cache=False,
-                logits_to_keep=plan.logits_at,
-                step=step,
-            ).logits
-        # Outside inference mode, so that samplers may edit it in place.
-        return logits[0].to(torch.float32, copy=True)
+        step = _PoolStep(plan, self._attention(batch, plan), self._pools, self._copies, batch.gate)
+        try:
+            with torch.inference_mode():
+                logits = network(
+                    input_ids=plan.token_ids,
+                    position_ids=plan.positions,
+                    use_cache=False,
+                    logits_to_keep=plan.logits_at,
+                    step=step,
+                ).logits
+            # Outside inference mode, so that samplers may edit it in place.
+            return logits[0].to(torch.float32, copy=True)
+        finally:
+            self._copies.settle()
 
     def copy_rows(self, source_block: int, target_block: int, num_tokens: int) -> None:
         """Copy the state of the first num_tokens slots of a block, in all layers and channels.
@@ -105,9 +113,11 @@ class PagedRuntime:
         if not 0 <= num_tokens <= self.block_tokens:
             raise ValueError(f"a block has {self.block_tokens} slots, not {num_tokens}")
         source, target = source_block * self.block_tokens, target_block * self.block_tokens
-        for layer in self._pools:
-            for pool in layer:
+        for layer, pools in enumerate(self._pools):
+            self._copies.await_layer(layer)
+            for pool in pools:
                 pool.narrow(1, target, num_tokens).copy_(pool.narrow(1, source, num_tokens))
+        self._copies.settle()
 
     def read_span(
         self,
@@ -125,12 +135,7 @@ class PagedRuntime:
         runs = slot_runs(block_ids, first_token, num_tokens, self.block_tokens)
         if not runs:
             return b""
-        if (rows := self._bytes[layer][channel]) is not None:
-            parts = [rows[:, first:stop] for first, stop in runs]
-        else:
-            pool = self._pools[layer][channel].view(torch.uint8)
-            parts = [pool.narrow(1, first, stop - first).cpu().numpy() for first, stop in runs]
-        return np.concatenate(parts, axis=1).tobytes() if len(parts) > 1 else parts[0].tobytes()
+        return self._copies.read(layer, channel, runs)
 
     def write_span(
         self,
@@ -157,18 +162,7 @@ class PagedRuntime:
 
     def write_rows(self, runs: Sequence[Run], layer: int, channel: int, rows: npt.NDArray[np.uint8]) -> None:
         """Put state into slots: rows are [heads, tokens, bytes of a head], as many tokens as the runs have slots."""
-        target = self._bytes[layer][channel]
-        offset = 0
-        for first, stop in runs:
-            part = rows[:, offset : offset + stop - first]
-            if target is not None:
-                # Not torch's copy: on another thread it would start a second team of OpenMP
-                # threads, which fight the forward's for the cores.
-                target[:, first:stop] = part
-            else:
-                pool = self._pools[layer][channel].view(torch.uint8)
-                pool.narrow(1, first, stop - first).copy_(torch.as_tensor(part.copy()))
-            offset += stop - first
+        self._copies.write(layer, channel, runs, rows)
 
 
 class _PoolStep:
@@ -177,14 +171,16 @@ class _PoolStep:
     def __init__(
         self,
         plan: StepPlan,
+        attention: LayerAttention,
         pools: list[tuple[torch.Tensor, ...]],
-        device: torch.device,
+        copies: StateCopies,
         gate: LayerGate | None,
     ) -> None:
-        self._plan = plan
+        self._slots = plan.slots
+        self._attention = attention
         self._pools = pools
+        self._copies = copies
         self._gate = gate
-        self._gathered = None if device.type == "cpu" else gathered_rows(plan)
 
     def attend(
         self,
@@ -196,11 +192,8 @@ class _PoolStep:
     ) -> torch.Tensor:
         if self._gate is not None:
             self._gate.wait(layer, LAYER_TIMEOUT_S)
+        self._copies.await_layer(layer)
         key_pool, value_pool = self._pools[layer]
-        key_pool.index_copy_(1, self._plan.slots, key[0])
-        value_pool.index_copy_(1, self._plan.slots, value[0])
-        if self._gathered is None:
-            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-            attended = attend_runs(query, key, value, key_pool, value_pool, self._plan.rows, scale)
-            return attended.view(1, *query.shape)
-        return attend_gathered(query, key_pool, value_pool, self._gathered, scale)
+        key_pool.index_copy_(1, self._slots, key[0])
+        value_pool.index_copy_(1, self._slots, value[0])
+        return self._attention(query, key, value, key_pool, value_pool, scale)

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from services.engine.runtime import Batch, PagedRuntime, Row, load_model
+from services.engine.runtime.backend import Backend
 
 Tokens = npt.NDArray[np.int32]
 
@@ -27,8 +28,17 @@ class Subject:
     next_block: int = 0
 
     @classmethod
-    def load(cls, model_dir: Path, *, num_blocks: int, tolerance: float, weights: str = "fp32") -> "Subject":
-        runtime = PagedRuntime(load_model(model_dir, weights=weights), num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
+    def load(
+        cls,
+        model_dir: Path,
+        *,
+        num_blocks: int,
+        tolerance: float,
+        weights: str = "fp32",
+        backend: Backend | None = None,
+    ) -> "Subject":
+        model = load_model(model_dir, weights=weights)
+        runtime = PagedRuntime(model, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, backend=backend)
         oracle = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         ).eval()

@@ -1,4 +1,4 @@
-"""The two implementations of attention agree on any rows and any block tables."""
+"""The three implementations of attention agree on any rows and any block tables."""
 
 from typing import Any
 
@@ -17,6 +17,8 @@ from services.engine.runtime.attention import (
 from services.engine.runtime.batch import Batch, Row
 from services.engine.runtime.errors import UnsupportedModelError
 from services.engine.runtime.plan import plan_step
+from services.engine.runtime.varlen import attend_varlen, varlen_rows
+from tests.unit.engine.runtime.twins import varlen_twin
 
 _CPU = torch.device("cpu")
 
@@ -31,7 +33,7 @@ _CPU = torch.device("cpu")
     spread=st.sampled_from([1.0, 40.0]),
     seed=st.integers(0, 2**16),
 )
-def test_runs_equal_gathering(
+def test_runs_and_block_tables_equal_gathering(
     sizes: list[tuple[int, int]],
     heads: tuple[int, int],
     dim: int,
@@ -49,7 +51,8 @@ def test_runs_equal_gathering(
     for (start, n), need in zip(sizes, needs, strict=True):
         rows.append(Row(np.zeros(n, np.int32), start, order[taken : taken + need].tolist(), 1))
         taken += need
-    plan = plan_step(Batch(tuple(rows)), block_tokens, _CPU)
+    batch = Batch(tuple(rows))
+    plan = plan_step(batch, block_tokens, _CPU)
 
     num_groups, num_heads = heads
     num_packed = plan.token_ids.shape[1]
@@ -65,6 +68,10 @@ def test_runs_equal_gathering(
     fast = attend_runs(own_query, own_key, own_value, pools[0], pools[1], plan.rows, dim**-0.5)
     slow = attend_gathered(query, pools[0], pools[1], gathered_rows(plan), dim**-0.5)[0].flatten(1)
     torch.testing.assert_close(fast, slow, atol=2e-5 * spread, rtol=1e-5)
+
+    tables = varlen_rows(batch, block_tokens, _CPU)
+    by_table = attend_varlen(query, pools[0], pools[1], tables, varlen_twin, block_tokens, dim**-0.5)
+    torch.testing.assert_close(by_table[0].flatten(1), slow, atol=2e-5 * spread, rtol=1e-5)
 
 
 class _Layer:
