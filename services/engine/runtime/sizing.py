@@ -10,8 +10,26 @@ from __future__ import annotations
 import numpy as np
 
 from services.engine.runtime.batch import Batch, Row
+from services.engine.runtime.cuda import memory_bytes
+from services.engine.runtime.loader import LoadedModel
+from services.engine.runtime.paged import PagedRuntime
 
 _NUM_BLOCKS = 4
+
+
+def measured_state_bytes(
+    model: LoadedModel, *, utilisation: float, step_tokens: int, max_running: int, block_tokens: int
+) -> int:
+    """What the largest step leaves for state on the model's CUDA device, where nothing but its weights is kept yet."""
+    batch, num_blocks = largest_step(
+        step_tokens=step_tokens,
+        max_running=max_running,
+        context_tokens=model.context_tokens,
+        block_tokens=block_tokens,
+    )
+    logits = PagedRuntime(model, num_blocks=num_blocks, block_tokens=block_tokens).forward(batch)
+    logits.log_softmax(-1)
+    return state_bytes(*memory_bytes(model.device), utilisation)
 
 
 def state_bytes(total_bytes: int, free_bytes: int, utilisation: float) -> int:

@@ -1,12 +1,14 @@
 """Ways a sequence's state comes about; each must give the logits of a plain forward."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from services.engine.runtime import Batch, Row
-from tests.unit.engine.runtime.subject import BLOCK_TOKENS, Subject
+from services.engine.runtime.gate import LayerGate
+from tests.unit.engine.runtime.subject import Subject
 
 
 def cold(subject: Subject) -> None:
@@ -27,7 +29,7 @@ def chunked(subject: Subject) -> None:
 
 
 def append_after_shared_prefix(subject: Subject) -> None:
-    prefix = subject.tokens(3 * BLOCK_TOKENS)
+    prefix = subject.tokens(3 * subject.block_tokens)
     shared = subject.blocks(len(prefix))
     subject.prefill(prefix, shared)
     subject.blocks(1)
@@ -39,7 +41,7 @@ def append_after_shared_prefix(subject: Subject) -> None:
 
 
 def prefix_filled_in_the_same_step(subject: Subject) -> None:
-    prefix, tail = subject.tokens(2 * BLOCK_TOKENS), subject.tokens(5)
+    prefix, tail = subject.tokens(2 * subject.block_tokens), subject.tokens(5)
     shared = subject.blocks(len(prefix))
     append = Row(tail, len(prefix), shared + subject.blocks(5), 1)
     logits = subject.runtime.forward(Batch((append, Row(prefix, 0, shared, 1))))
@@ -61,6 +63,22 @@ def restored(subject: Subject) -> None:
         restored = subject.prefill(chunk, other, start)
         assert torch.equal(kept, restored)
         subject.check(restored, np.concatenate([prompt, chunk]))
+
+
+def restored_while_computed(subject: Subject) -> None:
+    """Each layer of the step waits for its own layer of the state, and for no more."""
+    prompt = subject.tokens(76)
+    resident = subject.blocks(76)
+    subject.prefill(prompt[:70], resident)
+    state = subject.state(resident, 70)
+    expected = subject.prefill(prompt[70:], resident, 70)
+    subject.blocks(1)
+    other, gate = subject.blocks(76), LayerGate()
+    with ThreadPoolExecutor(1) as executor:
+        restore = executor.submit(subject.restore, other, 70, state, gate)
+        logits = subject.runtime.forward(Batch((Row(prompt[70:], 70, other, 1),), gate))
+        restore.result()
+    assert torch.equal(logits[0], expected)
 
 
 def mixed_batch(subject: Subject) -> None:
@@ -87,10 +105,10 @@ def fragmented_table(subject: Subject) -> None:
 
 
 def forked_tail(subject: Subject) -> None:
-    prompt = subject.tokens(2 * BLOCK_TOKENS + 5)
+    prompt = subject.tokens(2 * subject.block_tokens + 5)
     blocks = subject.blocks(len(prompt))
     subject.prefill(prompt, blocks)
-    forks = [blocks[:2] + subject.blocks(BLOCK_TOKENS) for _ in range(2)]
+    forks = [blocks[:2] + subject.blocks(subject.block_tokens) for _ in range(2)]
     for fork in forks:
         subject.runtime.copy_rows(blocks[2], fork[2], 5)
     tails = [subject.tokens(4), subject.tokens(4)]
@@ -106,7 +124,7 @@ def greedy_decode(subject: Subject) -> None:
     blocks = subject.blocks(40)
     logits = subject.prefill(sequence, blocks)
     for _ in range(6):
-        assert logits.argmax() == subject.expected(sequence).argmax()
+        assert logits.cpu().argmax() == subject.expected(sequence).argmax()
         sequence = np.append(sequence, np.int32(logits.argmax().item()))
         logits = subject.prefill(sequence[-1:], blocks, len(sequence) - 1)
     subject.check(logits, sequence)
@@ -137,6 +155,7 @@ SCENARIOS: tuple[Callable[[Subject], None], ...] = (
     append_after_shared_prefix,
     prefix_filled_in_the_same_step,
     restored,
+    restored_while_computed,
     mixed_batch,
     fragmented_table,
     forked_tail,

@@ -11,6 +11,7 @@ import transformers
 
 from services.engine.runtime import Batch, PagedRuntime, Row, load_model
 from services.engine.runtime.backend import Backend
+from services.engine.runtime.gate import LayerGate
 
 Tokens = npt.NDArray[np.int32]
 
@@ -24,6 +25,7 @@ class Subject:
     runtime: PagedRuntime
     oracle: Any
     tolerance: float
+    block_tokens: int = BLOCK_TOKENS
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     next_block: int = 0
 
@@ -35,10 +37,13 @@ class Subject:
         num_blocks: int,
         tolerance: float,
         weights: str = "fp32",
+        device: torch.device | None = None,
+        block_tokens: int = BLOCK_TOKENS,
         backend: Backend | None = None,
     ) -> "Subject":
-        model = load_model(model_dir, weights=weights)
-        runtime = PagedRuntime(model, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, backend=backend)
+        """The oracle is on the CPU, wherever the runtime is."""
+        model = load_model(model_dir, device or "cpu", weights=weights)
+        runtime = PagedRuntime(model, num_blocks=num_blocks, block_tokens=block_tokens, backend=backend)
         oracle = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         ).eval()
@@ -46,7 +51,7 @@ class Subject:
             oracle.requires_grad_(False)
             for matrix in (parameter for parameter in oracle.parameters() if parameter.dim() > 1):
                 matrix.copy_(matrix.to(torch.float16))
-        return cls(runtime, oracle, tolerance)
+        return cls(runtime, oracle, tolerance, block_tokens)
 
     def reset(self) -> None:
         """Start over on pools full of NaN: whatever reads an unwritten slot shows it."""
@@ -62,7 +67,7 @@ class Subject:
     def blocks(self, num_tokens: int) -> list[int]:
         """Fresh consecutive blocks for num_tokens tokens."""
         first = self.next_block
-        self.next_block += -(-num_tokens // BLOCK_TOKENS)
+        self.next_block += -(-num_tokens // self.block_tokens)
         assert self.next_block <= self.runtime.num_blocks
         return list(range(first, self.next_block))
 
@@ -79,7 +84,7 @@ class Subject:
         """Judge the logits after token_ids."""
         expected = self.expected(token_ids)
         assert logits.shape == expected.shape
-        difference = (logits - expected).abs().max().item()
+        difference = (logits.cpu() - expected).abs().max().item()
         assert difference <= self.tolerance, difference
 
     def state(self, block_ids: list[int], num_tokens: int) -> list[bytes]:
@@ -91,8 +96,11 @@ class Subject:
             for channel in range(len(layout.channels))
         ]
 
-    def restore(self, block_ids: list[int], num_tokens: int, state: list[bytes]) -> None:
+    def restore(self, block_ids: list[int], num_tokens: int, state: list[bytes], gate: LayerGate | None = None) -> None:
+        """Put back what ``state`` gave; opens the gate layer by layer."""
         spans = iter(state)
         for layer in range(self.runtime.layout.num_layers):
             for channel in range(len(self.runtime.layout.channels)):
                 self.runtime.write_span(block_ids, 0, num_tokens, layer, channel, next(spans))
+            if gate is not None:
+                gate.open(layer + 1)

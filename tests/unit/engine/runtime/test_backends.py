@@ -8,10 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from services.engine.runtime import Batch, PagedRuntime, Row, load_model
 from services.engine.runtime.backend import Backend, gathered, varlen
 from services.engine.runtime.copies import HostCopies, Pools, StagedCopies
+from services.engine.runtime.cuda import flash_3
 from services.engine.runtime.fused import FusedDecoder
+from services.engine.runtime.gate import LayerGate, LayersMissing
+from services.engine.runtime.varlen import attend_varlen, varlen_rows
 from tests.unit.engine.runtime.scenarios import SCENARIOS
 from tests.unit.engine.runtime.subject import BLOCK_TOKENS, Subject
 from tests.unit.engine.runtime.tiny_models import save_tiny
@@ -28,12 +33,17 @@ _BACKENDS = (
 )
 
 
-@pytest.fixture(scope="module", params=_BACKENDS, ids=lambda backend: backend.name)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    model_dir: Path = tmp_path_factory.mktemp("unfused")
-    # With an activation that the fused decoder does not cover, as off CPU, transformers' own layers compute.
+@pytest.fixture(scope="module")
+def unfused_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that transformers' own layers compute, as off CPU: the fused decoder does not cover its activation."""
+    model_dir = tmp_path_factory.mktemp("unfused")
     save_tiny("qwen3", model_dir, hidden_act="gelu")
-    subject = Subject.load(model_dir, num_blocks=40, tolerance=2e-4, backend=request.param)
+    return model_dir
+
+
+@pytest.fixture(scope="module", params=_BACKENDS, ids=lambda backend: backend.name)
+def subject(request: pytest.FixtureRequest, unfused_dir: Path) -> Subject:
+    subject = Subject.load(unfused_dir, num_blocks=40, tolerance=2e-4, backend=request.param)
     assert not isinstance(subject.runtime._model.network, FusedDecoder)
     return subject
 
@@ -110,3 +120,31 @@ def test_a_buffer_is_taken_again_only_when_its_last_copy_is_done() -> None:
     # A larger copy takes a larger buffer, and it alone.
     copies.write(0, 0, [(0, 3)], np.zeros((_HEADS, 3, 4 * _DIM), dtype=np.uint8))
     assert len(lane.buffers) == len(buffer_marks) + 1
+
+
+def test_a_step_holds_each_layer_and_settles_even_when_a_layer_does_not_come(unfused_dir: Path) -> None:
+    lane = HostLane()
+    backend = Backend("gathered", gathered, lambda pools: StagedCopies(pools, lane))
+    runtime = PagedRuntime(load_model(unfused_dir), num_blocks=4, block_tokens=16, backend=backend)
+    layers, num_settles = lane.marks[: runtime.layout.num_layers], lane.num_settles
+    row = Row(np.arange(3, 8, dtype=np.int32), 0, [0], 1)
+    runtime.forward(Batch((row,)))
+    assert [mark.num_holds for mark in layers] == [1, 1]
+    assert lane.num_settles == num_settles + 1
+    gate = LayerGate()
+    gate.open(1)
+    gate.fail()
+    with pytest.raises(LayersMissing):
+        runtime.forward(Batch((row,), gate))
+    assert [mark.num_holds for mark in layers] == [2, 1]
+    assert lane.num_settles == num_settles + 2
+
+
+def test_torch_takes_what_flash_attention_3_is_given() -> None:
+    """By its shapes alone, which is all that there is to try without a GPU."""
+    rows = (Row(np.zeros(3, np.int32), 5, [1, 0], 1), Row(np.zeros(1, np.int32), 0, [2], 1))
+    tables = varlen_rows(Batch(rows), 16, torch.device("cpu"))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query, pools = torch.empty(1, 6, 4, 64), torch.empty(2, 2, 48, 64)
+        attended = attend_varlen(query, pools[0], pools[1], tables, flash_3, 16, 0.125)
+    assert attended.shape == (1, 4, 6, 64)
