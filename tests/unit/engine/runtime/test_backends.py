@@ -148,3 +148,14 @@ def test_torch_takes_what_flash_attention_3_is_given() -> None:
         query, pools = torch.empty(1, 6, 4, 64), torch.empty(2, 2, 48, 64)
         attended = attend_varlen(query, pools[0], pools[1], tables, flash_3, 16, 0.125)
     assert attended.shape == (1, 4, 6, 64)
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"), [("auto", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
+)
+def test_off_cpu_weights_decide_what_is_computed_in(tmp_path: Path, weights: str, dtype: torch.dtype) -> None:
+    save_tiny("llama", tmp_path, dtype=torch.bfloat16)
+    # A device on which nothing is computed, so that any machine has it.
+    model = load_model(tmp_path, "meta", weights=weights)
+    assert (model.dtype, model.weight_format) == (dtype, str(dtype).removeprefix("torch."))
+    assert not isinstance(model.network, FusedDecoder)
