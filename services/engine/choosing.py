@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from prometheus_client import Counter
 
-from services.engine.fence.allowed import Free, Ids
+from services.engine.fence.allowed import Allowed, Free, Ids
 from services.engine.fence.machine import Fence
 from services.engine.fence.machine import Region as FenceRegion
 from services.engine.fence.masking import is_allowed, masked
@@ -62,6 +62,8 @@ class TokenChooser:
         self._fence = fence
         self.is_loop = False
         """The output goes round in circles and ends with the last chosen token."""
+        self.is_broken = False
+        """The fence did not take the last chosen token: this output fails, and no other."""
 
     @property
     def num_logprobs(self) -> int | None:
@@ -86,15 +88,15 @@ class TokenChooser:
         for position in range(1 + len(draft)):
             token_id = self._next(logits[position], likeliest[position])
             chosen.append(Choice(token_id, self._push(token_id)))
-            if self.is_loop or (position < len(draft) and token_id != draft[position]):
+            if self.is_loop or self.is_broken or (position < len(draft) and token_id != draft[position]):
                 break
         return chosen
 
     def _next(self, logits: torch.Tensor, likeliest: int) -> int:
-        if self._thinking is not None and self._must_close(self._thinking):
+        allowed = Free() if self._fence is None else self._fence.allowed()
+        if self._thinking is not None and self._must_close(self._thinking, allowed):
             self._sampler.take(self._thinking.end_id)
             return self._thinking.end_id
-        allowed = Free() if self._fence is None else self._fence.allowed()
         excluded = frozenset[int]() if self._guard is None else self._guard.verdict.excluded
         if isinstance(allowed, Ids) and len(allowed.ids) == 1:
             (token_id,) = allowed.ids
@@ -107,9 +109,9 @@ class TokenChooser:
             row = masked(row, allowed, excluded)
         return int(row.argmax()) if self._sampler.takes_likeliest else self._sampler.draw(row)
 
-    def _must_close(self, thinking: Thinking) -> bool:
+    def _must_close(self, thinking: Thinking, allowed: Allowed) -> bool:
         closes = self._guard is not None and self._guard.verdict.action is Action.CLOSE_REASONING
-        return thinking.is_spent or (thinking.is_open and closes)
+        return (thinking.is_spent or (thinking.is_open and closes)) and is_allowed(allowed, thinking.end_id)
 
     def _push(self, token_id: int) -> bool:
         """Show a token to all that watch; whether it is inside a fence's structure."""
@@ -119,8 +121,7 @@ class TokenChooser:
             self._thinking.push(token_id)
         if self._fence is not None:
             region, is_inside = _REGIONS[self._fence.region], self._fence.is_inside
-            is_legal = self._fence.push(token_id)
-            assert is_legal, "a token was chosen that the fence does not allow"
+            self.is_broken = not self._fence.push(token_id)
             is_inside = (is_inside and token_id not in self._fence.tokens.eos_ids) or self._fence.is_inside
         if self._guard is not None:
             self._watch(self._guard, token_id, region)
@@ -169,7 +170,13 @@ def choose_tokens(
     logprobs_by_row = logprobs_of(logits, chosen, count_by_row) if count_by_row else {}
     return [
         tuple(
-            Sampled(chosen[row], logprobs_by_row.get(row), chooser.is_loop and row == rows[-1], row in inside)
+            Sampled(
+                chosen[row],
+                logprobs_by_row.get(row),
+                is_loop=chooser.is_loop and row == rows[-1],
+                is_inside=row in inside,
+                is_broken=chooser.is_broken and row == rows[-1],
+            )
             for row in rows
         )
         for chooser, rows in zip(choosers, places, strict=True)

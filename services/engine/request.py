@@ -153,6 +153,7 @@ class Sampled:
     logprobs: TokenLogprobs | None = None
     is_loop: bool = False
     is_inside: bool = False  # structure that a fence demands: nothing that it spells ends the output
+    is_broken: bool = False  # what its fence did not take: the output fails
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,9 @@ class Scheduler:
             elif not (row.samples or sequence.choice or sequence.num_output):
                 # Where the answer has begun, a prompt is computed again that has been reported.
                 sequence.outbox.put(Progress(sequence.num_computed, sequence.num_prompt))
-            if sequence.finish_reason is not None:
+            if sequence.is_broken:
+                self._fail(sequence, "the answer's fence could not be kept")
+            elif sequence.finish_reason is not None:
                 terminals.append(self._finish(sequence, sequence.finish_reason))
         return terminals
 
@@ -187,11 +189,15 @@ class Scheduler:
         for copy in plan.copies:
             self.cache.copied(copy)
         for row in plan.rows:
-            sequence = row.sequence
-            self.running.remove(sequence)
-            sequence.state = State.FINISHED
-            self._release(sequence, sequence.num_computed)
-            sequence.outbox.put(Failed(message))
+            self._fail(row.sequence, message)
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        """End a running request with an error, all its choices with it."""
+        self.running.remove(sequence)
+        sequence.state = State.FINISHED
+        self._release(sequence, sequence.num_computed)
+        sequence.cancel()
+        sequence.outbox.put(Failed(message))
 
     def move_to_roots(self, cache_scopes: Collection[str]) -> None:
         """After a flush of scopes: those that wait find nothing of what was there before."""
@@ -290,12 +296,16 @@ class Scheduler:
             self.admission.put_back(sequence.followers())
         taken: list[Sampled] = []
         for one in chosen:
+            if one.is_broken:
+                sequence.is_broken = True
+                break
             taken.append(one)
             self._push(sequence, one)
             if sequence.finish_reason is not None:
                 break
         logprobs = tuple(one.logprobs for one in taken if one.logprobs is not None)
-        sequence.outbox.put(Tokens(tuple(one.token_id for one in taken), logprobs, sequence.choice))
+        if taken:
+            sequence.outbox.put(Tokens(tuple(one.token_id for one in taken), logprobs, sequence.choice))
         if row.draft:
             num_accepted = min(len(taken), len(chosen) - 1)
             sequence.num_drafted += len(row.draft)

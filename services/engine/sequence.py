@@ -114,6 +114,7 @@ class Sequence:
     miss_at_token: int | None = None
     was_admitted: bool = False
     finish_reason: FinishReason | None = None
+    is_broken: bool = False  # its fence could not be kept
     stop_hit: StopHit | None = None
 
     @classmethod

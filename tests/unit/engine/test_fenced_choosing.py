@@ -16,6 +16,7 @@ from services.engine.choosing import TokenChooser, choose_tokens, new_chooser
 from services.engine.draft.drafter import Drafter
 from services.engine.fence.allowed import Free, Ids, Mask
 from services.engine.fence.compile import CompiledFence
+from services.engine.fence.machine import Fence
 from services.engine.fence.masking import masked
 from services.engine.guard.lexicon import Lexicon
 from services.engine.request import Request, Sampled, SamplingParams
@@ -80,6 +81,23 @@ def test_what_is_chosen_parses_and_forced_runs_change_nothing(
     assert num_drafted < num_plain
     # What spells a stop inside a call does not end it; the end token stands outside.
     assert not plain[-1].is_inside
+
+
+class Refusing(Fence):
+    """Takes nothing."""
+
+    def push(self, token_id: int) -> bool:
+        return False
+
+
+def test_a_token_that_the_fence_does_not_take_breaks_this_output_alone(smollm2_dir: Path) -> None:
+    compiled = CASES[2].compile(fetched("smollm2", smollm2_dir), TOOLS, Mode.REQUIRED)
+    model, params = Model(compiled, 1), SamplingParams(temperature=0)
+    broken, free = TokenChooser(Sampler(params), fence=Refusing(compiled)), TokenChooser(Sampler(params))
+    rows = torch.stack([model.logits(0), model.logits(1), model.logits(0)])
+    (first,), (other,) = choose_tokens(rows, [broken, free], [(3,), ()])
+    assert first.is_broken
+    assert not other.is_broken
 
 
 def test_excluded_tokens_are_left_out_unless_nothing_else_is_allowed() -> None:

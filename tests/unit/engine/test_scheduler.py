@@ -2,13 +2,24 @@
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.request import Admitted, Finished, FinishReason, MissReason, Progress, Sampled, Tier, Tokens
+from services.engine.request import (
+    Admitted,
+    Failed,
+    Finished,
+    FinishReason,
+    MissReason,
+    Progress,
+    Sampled,
+    Tier,
+    Tokens,
+)
 from services.engine.scheduler import Scheduler
 from services.engine.sequence import Sequence, State
 from services.engine.step import EndRules, Plan, PlanRow, Terminal
@@ -360,6 +371,27 @@ def test_a_failed_step_ends_its_requests_and_frees_their_blocks():
     assert sequence.state is State.FINISHED
     assert loop.memory.cache.use(loop.scheduler.attached).held == 0
     loop.memory.check_accounts([])
+
+
+def test_an_output_whose_fence_breaks_fails_alone():
+    loop = Loop(num_blocks=40, step_tokens=16, drafts=False)
+    broken, other = loop.add([1] * 6, max_tokens=9, choices=2), loop.add([2] * 5, max_tokens=9)
+    loop.step()
+    loop.step()
+    plan = loop.scheduler.schedule()
+    for row in plan.rows:
+        loop.memory.compute(row.sequence, row.start, row.num_tokens)
+    chosen = [verified(row) for row in plan.rows]
+    place = next(at for at, row in enumerate(plan.rows) if row.sequence is broken)
+    chosen[place] = (replace(chosen[place][0], is_broken=True),)
+    num_before = len(output(broken))
+    loop.scheduler.commit(plan, chosen)
+    assert len(output(broken)) == num_before
+    assert any(isinstance(event, Failed) for event in broken.outbox._events)
+    loop.run()
+    assert finished(other).reason in (FinishReason.LENGTH, FinishReason.STOP)
+    assert output_of(other, 0) == expected([2] * 5, len(output_of(other, 0)))
+    assert loop.memory.cache.use(loop.scheduler.attached).held == 0
 
 
 def test_choices_share_the_prompt_and_each_goes_its_own_way():
