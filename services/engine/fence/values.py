@@ -152,7 +152,8 @@ def _unimplemented(matcher: llguidance.LLMatcher, schema: JsonSchema) -> list[tu
     for warning in matcher.get_grammar_warnings():
         subject, _, rest = warning.partition(": ")
         if subject == "Unimplemented keys":
-            keywords = [str(key) for key in ast.literal_eval(rest)]
+            # Behind the list stands how often it was met, if more than once.
+            keywords = [str(key) for key in ast.literal_eval(rest[: rest.rindex("]") + 1])]
         elif subject == "Unknown format":
             keywords = ["format"]
         else:
