@@ -13,13 +13,16 @@ from typing import Any, cast
 
 _MAX_SCHEMA_CHARS = 64 * 1024
 _ANNOTATIONS = frozenset(
-    ("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title")
+    ("$comment", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title")
 ) | {"writeOnly", "x-guidance"}
 _SHAPE = frozenset(
-    ("$defs", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "items", "oneOf", "prefixItems")
+    ("$defs", "$id", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "items", "oneOf", "prefixItems")
 ) | {"properties", "required", "type"}
 _MAPS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
 _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+_COUNTS = frozenset(
+    ("maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties")
+)
 _SCHEMAS = frozenset(
     ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems")
 ) | {"unevaluatedProperties"}
@@ -52,7 +55,8 @@ class JsonSchema:
             self.fault, schema = "schema", True
         self._schema: object = True
         try:
-            self._schema = _rewritten(schema, lambda key: key not in _ANNOTATIONS)
+            ignored = _ANNOTATIONS if _needs_ids(schema) else _ANNOTATIONS | {"$id"}
+            self._schema = _rewritten(schema, lambda key: key not in ignored)
         except RecursionError:
             self.fault = "schema"
 
@@ -115,22 +119,39 @@ def _map_inside(key: str, value: object, change: Callable[[object], object]) -> 
         return {name: change(inner) for name, inner in cast("dict[str, object]", value).items()}
     if key in _LISTS and isinstance(value, list):
         return [change(inner) for inner in cast("list[object]", value)]
+    if key in _COUNTS and isinstance(value, float) and value.is_integer():
+        # The library refuses 2.0.
+        return int(value)
     return change(value) if key in _SCHEMAS else value
 
 
-def _keywords(schema: object, pointer: str = "") -> Iterator[tuple[str, str]]:
+def _needs_ids(schema: object) -> bool:
+    """Whether references depend on ids: the library refuses some, which must not cost what is enforced."""
+    return any(
+        (key == "$id" and pointer) or (key == "$ref" and not str(value).startswith("#"))
+        for pointer, key, value in _fields(schema)
+    )
+
+
+def _keywords(schema: object) -> Iterator[tuple[str, str]]:
+    for pointer, key, _ in _fields(schema):
+        yield pointer, key
+
+
+def _fields(schema: object, pointer: str = "") -> Iterator[tuple[str, str, object]]:
+    """(pointer, keyword, value) of the schema and those inside it."""
     if not isinstance(schema, dict):
         return
     for key, value in cast("dict[str, object]", schema).items():
-        yield pointer, key
+        yield pointer, key, value
         if key in _MAPS and isinstance(value, dict):
             for name, inner in cast("dict[str, object]", value).items():
-                yield from _keywords(inner, f"{pointer}/{key}/{name}")
+                yield from _fields(inner, f"{pointer}/{key}/{name}")
         elif key in _LISTS and isinstance(value, list):
             for number, inner in enumerate(cast("list[object]", value)):
-                yield from _keywords(inner, f"{pointer}/{key}/{number}")
+                yield from _fields(inner, f"{pointer}/{key}/{number}")
         elif key in _SCHEMAS:
-            yield from _keywords(value, f"{pointer}/{key}")
+            yield from _fields(value, f"{pointer}/{key}")
 
 
 def _is_open(schema: object) -> bool:

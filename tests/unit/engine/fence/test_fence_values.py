@@ -266,3 +266,45 @@ def test_open_keys_are_those_written_so_far(found: Any) -> None:
     assert list(keys.repeating()) == []
     keys.push(b"}")
     assert sorted(keys.repeating()) == [b', "a"', b', "af"', b', "e"']
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"$id": "http://x/a.json", "$ref": "#/$defs/whole", "$defs": {"whole": {"type": "integer"}}},
+        {"$ref": "numbers.json"},
+        {"$ref": "http://x/root.json#/$defs/number"},
+    ],
+)
+def test_references_are_resolved_by_the_ids_of_the_schemas_they_are_in(inner: Any) -> None:
+    schema = {
+        "$id": "http://x/root.json",
+        "type": "object",
+        "properties": {"a": inner},
+        "$defs": {
+            "whole": {"type": "string"},
+            "number": {"type": "integer"},
+            "other": {"$id": "numbers.json", "type": "integer"},
+        },
+    }
+    assert relaxed(schema) == []
+    assert takes_value(schema, '{"a": 1}')
+    assert not takes_value(schema, '{"a": "1"}')
+
+
+def test_an_id_that_nothing_refers_to_costs_nothing() -> None:
+    schema = {"$id": "no uri", "type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"const": 1}}}
+    assert relaxed(schema) == []
+    assert takes_value(schema, "[1]")
+    assert not takes_value(schema, "[2]")
+
+
+def test_counts_may_be_written_with_a_fraction_of_zero() -> None:
+    assert relaxed({"type": "string", "minLength": 1.0, "maxLength": 2.0}) == []
+    assert not takes_value({"type": "string", "minLength": 1.0, "maxLength": 2.0}, '"abc"')
+
+
+def test_a_keyword_that_is_ignored_in_several_places_is_named() -> None:
+    inner = {"$dynamicAnchor": "x", "type": "integer"}
+    schema = {"type": "array", "prefixItems": [inner, inner], "items": False}
+    assert relaxed(schema) == [(f"nodes[0]/prefixItems/{place}", "$dynamicAnchor") for place in (0, 1)]
