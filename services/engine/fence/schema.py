@@ -1,7 +1,8 @@
 """JSON Schemas made ready for the grammar library, and how much of one can be enforced.
 
-A schema is untrusted. What the library does not know, or refuses, is given up for that value alone, in steps: first
-everything but the shape, then everything but the type, then any JSON will do.
+A schema is untrusted. Types that JSON does not have are dropped. What else the library does not know, or refuses, is
+given up for that value alone, in steps: first everything but the shape, then everything but the type, then any JSON
+will do.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _ANNOTATIONS = frozenset(
     ("$comment", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title")
 ) | {"writeOnly", "x-guidance"}
 _SHAPE = frozenset(
-    ("$defs", "$id", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "items", "oneOf", "prefixItems")
-) | {"properties", "required", "type"}
+    ("$anchor", "$defs", "$id", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "items")
+) | {"oneOf", "prefixItems", "properties", "required", "type"}
 _MAPS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
 _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _COUNTS = frozenset(
@@ -26,6 +27,7 @@ _COUNTS = frozenset(
 _SCHEMAS = frozenset(
     ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems")
 ) | {"unevaluatedProperties"}
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 
 
 class Strictness(IntEnum):
@@ -54,9 +56,11 @@ class JsonSchema:
         if type(schema) not in (dict, bool):
             self.fault, schema = "schema", True
         self._schema: object = True
+        self._unknown_types: list[tuple[str, str]] = []
         try:
             ignored = _ANNOTATIONS if _needs_ids(schema) else _ANNOTATIONS | {"$id"}
-            self._schema = _rewritten(schema, lambda key: key not in ignored)
+            self._schema = _rewritten(schema, lambda key, value: key not in ignored and _is_known(key, value))
+            self._unknown_types = [(at, key) for at, key, value in _fields(schema) if not _is_known(key, value)]
         except RecursionError:
             self.fault = "schema"
 
@@ -66,7 +70,7 @@ class JsonSchema:
             case Strictness.WHOLE:
                 kept = self._schema
             case Strictness.SHAPE:
-                kept = _rewritten(self._schema, lambda key: key in _SHAPE)
+                kept = _rewritten(self._schema, lambda key, _: key in _SHAPE)
             case Strictness.TYPE:
                 kept = {key: value for key, value in self._top().items() if key == "type"}
             case Strictness.ANY:
@@ -82,13 +86,14 @@ class JsonSchema:
             return [("", "schema")]
         match strictness:
             case Strictness.WHOLE:
-                return []
+                dropped = []
             case Strictness.SHAPE:
-                return [(pointer, keyword) for pointer, keyword in _keywords(self._schema) if keyword not in _SHAPE]
+                dropped = [(pointer, keyword) for pointer, keyword in _keywords(self._schema) if keyword not in _SHAPE]
             case Strictness.TYPE:
-                return [("", keyword) for keyword in self._top() if keyword != "type"]
+                dropped = [("", keyword) for keyword in self._top() if keyword != "type"]
             case Strictness.ANY:
-                return [("", keyword) for keyword in self._top()] or [("", "schema")]
+                dropped = [("", keyword) for keyword in self._top()] or [("", "schema")]
+        return self._unknown_types + dropped
 
     def places(self, keyword: str) -> list[str]:
         """JSON pointers of the schemas that have ``keyword``."""
@@ -103,12 +108,12 @@ class JsonSchema:
         return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
-def _rewritten(schema: object, keeps: Callable[[str], bool]) -> object:
+def _rewritten(schema: object, keeps: Callable[[str, object], bool]) -> object:
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, object] = {}
     for key, value in cast("dict[str, object]", schema).items():
-        if keeps(key):
+        if keeps(key, value):
             kept[key] = _map_inside(key, value, lambda inner: _rewritten(inner, keeps))
     return kept
 
@@ -123,6 +128,12 @@ def _map_inside(key: str, value: object, change: Callable[[object], object]) -> 
         # The library refuses 2.0.
         return int(value)
     return change(value) if key in _SCHEMAS else value
+
+
+def _is_known(key: str, value: object) -> bool:
+    """False for types that are none of JSON's (``String``, ``any``): the library would refuse the whole schema."""
+    names = cast("list[object]", value) if isinstance(value, list) else [value]
+    return key != "type" or all(isinstance(name, str) and name in _TYPES for name in names)
 
 
 def _needs_ids(schema: object) -> bool:

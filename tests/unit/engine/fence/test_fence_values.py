@@ -308,3 +308,16 @@ def test_a_keyword_that_is_ignored_in_several_places_is_named() -> None:
     inner = {"$dynamicAnchor": "x", "type": "integer"}
     schema = {"type": "array", "prefixItems": [inner, inner], "items": False}
     assert relaxed(schema) == [(f"nodes[0]/prefixItems/{place}", "$dynamicAnchor") for place in (0, 1)]
+
+
+def test_a_type_that_json_does_not_have_is_dropped_and_nothing_else() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "String", "enum": ["x"]}, "b": {"type": ["integer", "long"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    assert relaxed(schema) == [(f"nodes[0]/properties/{name}", "type") for name in "ab"]
+    assert takes_value(schema, '{"a": "x", "b": "y"}')
+    for text in ('{"a": "y"', '{"b": 1', '{"a": "x"}', '{"a": "x", "b": 1, "c"'):
+        assert not takes_value(schema, text)
