@@ -48,8 +48,9 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     # A killed neighbour is back within a second; the default back-off would leave it unused for up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name, how long an attempt may take: a busy neighbour is no absent one.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
 ]
 
 _SECONDS = Histogram(
