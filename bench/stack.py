@@ -28,15 +28,35 @@ class Stack:
     bytes_per_token: int
 
     def __init__(
-        self, folder: Path, model: Path, *, vram_bytes: int = 2**30, engine_flags: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        vram_bytes: int = 2**30,
+        engine_flags: tuple[str, ...] = (),
+        has_disk_tier: bool = True,
     ) -> None:
         self.folder = folder
         self.model = model
         self.vram_bytes = vram_bytes
         self.engine_flags = engine_flags
+        self.has_disk_tier = has_disk_tier
         self.bytes_per_s: float | None = None
         """Set before serving: what a link between engine and store carries; None connects them without one."""
         self.store: Any = None
+        self._pids: list[int] = []
+
+    def note_processes(self, *pids: int) -> None:
+        """Those that serve."""
+        self._pids = list(pids)
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time that both processes have taken so far."""
+        ticks = 0
+        for pid in self._pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     @property
     def data_dir(self) -> Path:
@@ -82,20 +102,22 @@ async def serving_stack(stack: Stack) -> AsyncGenerator[Stack]:
         exits.callback(lambda: shared.rmdir() if not any(shared.iterdir()) else None)
         store, engine = (f"unix:{stack.folder}/{name}.sock" for name in ("kvstore", "engine"))
         common = ("--shared-memory-dir", str(shared))
-        await exits.enter_async_context(
+        kvstore_pid = await exits.enter_async_context(
             _process("kvstore", "--listen", store, "--data-dir", str(stack.data_dir), *common)
         )
         seen_by_engine = store
         if stack.bytes_per_s is not None:
             common = ()
             _, seen_by_engine = await exits.enter_async_context(run_slow_store(store, stack.bytes_per_s))
-        await exits.enter_async_context(
+        engine_pid = await exits.enter_async_context(
             _process(
                 "engine",
-                *("--listen", engine, "--model", str(stack.model), "--kvstore", seen_by_engine, *common),
+                *("--listen", engine, "--model", str(stack.model)),
+                *(("--kvstore", seen_by_engine, *common) if stack.has_disk_tier else ()),
                 *("--vram-bytes", str(stack.vram_bytes), "--grace-s", "60", *stack.engine_flags),
             )
         )
+        stack.note_processes(kvstore_pid, engine_pid)
         channel = await exits.enter_async_context(rpc.open_channel(engine))
         stack.engine = EngineClient(engine_pb2_grpc.EngineServiceStub(channel), engine)
         stack.store = snapshot_pb2_grpc.SnapshotServiceStub(await exits.enter_async_context(rpc.open_channel(store)))
@@ -105,11 +127,12 @@ async def serving_stack(stack: Stack) -> AsyncGenerator[Stack]:
 
 
 @asynccontextmanager
-async def _process(name: str, *flags: str) -> AsyncGenerator[None]:
+async def _process(name: str, *flags: str) -> AsyncGenerator[int]:
+    """Yields its id."""
     log = os.open(os.environ.get("FENCEPOST_BENCH_LOG", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", f"services.{name}", *flags, stderr=log)
     try:
-        yield
+        yield process.pid
     finally:
         if process.returncode is None:
             process.terminate()
