@@ -1,16 +1,15 @@
 """What order of admission, gate, belt and disk tier are worth together, on one engine that has too many sessions.
 
 Coding agents (bench/agents/) play their sessions to an engine of SmolLM2-135M-Instruct whose memory holds the states of
-some of them: the measured shape of Codex with tokens divided by 40 and seconds by 2, and with ``--traces`` the sessions
+some of them: the measured shape of Codex with tokens divided by 80 and seconds by 2, and with ``--traces`` the sessions
 of public traces. Every policy gets the same sessions, in a process of its own, one after the other; what counts are
 turns that end within the measured time. Drafts are off. The last line is one JSON object.
 
     python -m bench.belt [--json] [--traces DIR] [--sweep] [--rounds 1] [--policies fcfs,lpm,...]
 
 lpm_over_fcfs, all_over_fcfs: turns per second over those of arrival order with LRU and no disk tier.
-starved: requests, of all policies, never served or admitted later than the engine's bound allows.
-policies: a row for each. ``hit_ratio`` counts prompt tokens, ``recomputed_per_turn`` those that an unbounded cache would
-have saved, waits run from arrival to admission.
+starved: requests, of all policies, that waited longer than the engine's bound allows, admitted in the end or not.
+policies: a row for each. ``hit_ratio`` counts prompt tokens; waits run from arrival to admission, or to the end.
 
 The number of sessions is the knee of arrival order: ``--sweep`` runs that policy with more and more of them. It has
 collapsed where its turns per second have fallen although more are asked for; the default is the first such number.
@@ -40,16 +39,16 @@ from services.models.store import resolve
 
 _MODEL = "smollm2-135m-instruct"
 _SCALE = Scale()
-_POOL_TOKENS = 5_600
+_POOL_TOKENS = 2_800
 """For the states of five sessions of mean length, and what all share."""
 _BYTES_PER_TOKEN = 46_080
-_MEAN_PROMPT_TOKENS = 1_150
+_MEAN_PROMPT_TOKENS = 600
 """Of the sessions that are made up; traces are scaled to it."""
 _PATIENCE_S = 60.0 * _SCALE.time
 _MAX_PASSES = 4
 _SWEEP = (4, 8, 12, 16, 20, 28)
 _FLAGS = (
-    *("--drafts", "off", "--loop-guard", "off", "--block-tokens", "16", "--step-tokens", "256"),
+    *("--drafts", "off", "--loop-guard", "off", "--block-tokens", "16", "--step-tokens", "128", "--threads", "1"),
     *("--max-running", "48", "--patience-s", str(_PATIENCE_S), "--max-passes", str(_MAX_PASSES)),
 )
 
@@ -163,9 +162,8 @@ class _Bench:
         plan = Plan(
             num_sessions=self.num_sessions,
             ramp_s=15.0 * _SCALE.time,
-            warm_up_s=1.5 * self.num_sessions,
+            warm_up_s=1.2 * self.num_sessions,
             measured_s=self.measured_s,
-            drain_s=6.0 * self.num_sessions,
             between_sessions_s=5.0 * _SCALE.time,
             names_sessions=policy.has_belt or policy.is_gated,
             annotates=policy.has_belt,
@@ -197,7 +195,7 @@ async def _cpu_s(stack: Stack, plan: Plan) -> float:
 def _row(played: Played, cpu_s: float) -> _Row:
     finished = played.finished()
     prompt = sum(r.prompt_tokens for r in finished) or 1
-    waits_s = [(r.admitted_s or played.to_s) - r.arrived_s for r in played.arrived()]
+    waits_s = [(r.admitted_s or played.to_s) - r.arrived_s for r in played.requests]
     ttfts_s = [r.first_token_s - r.arrived_s for r in finished if r.first_token_s is not None]
     return {
         "turns_per_s": len(finished) / (played.to_s - played.from_s),
@@ -212,7 +210,7 @@ def _row(played: Played, cpu_s: float) -> _Row:
         "ttft_median_s": statistics.median(ttfts_s) if ttfts_s else 0.0,
         "wait_median_s": statistics.median(waits_s),
         "wait_max_s": max(waits_s),
-        "starved": len(starved(played.requests, patience_s=_PATIENCE_S, max_passes=_MAX_PASSES)),
+        "starved": len(starved(played.requests, until_s=played.to_s, patience_s=_PATIENCE_S, max_passes=_MAX_PASSES)),
     }
 
 

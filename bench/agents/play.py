@@ -26,18 +26,17 @@ class Plan:
     ramp_s: float
     warm_up_s: float
     measured_s: float
-    drain_s: float
     between_sessions_s: float
     names_sessions: bool
     annotates: bool
     seed: int
     joins_late: bool
-    """Sessions of the first hour begin at any of their turns, as if they had been there for long."""
+    """The first sessions begin at any of their turns, as if they had been there for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """All requests, in order of arrival, and the measured time on their clock."""
+    """All requests, in order of arrival, and the measured time on their clock, with whose end they end."""
 
     requests: list[Served]
     from_s: float
@@ -45,18 +44,15 @@ class Played:
 
     def finished(self) -> list[Served]:
         """Those that ended within the measured time."""
-        return [r for r in self.requests if r.finished_s is not None and self.from_s <= r.finished_s < self.to_s]
-
-    def arrived(self) -> list[Served]:
-        """Those that came before its end."""
-        return [r for r in self.requests if r.arrived_s < self.to_s]
+        return [r for r in self.requests if r.finished_s is not None and r.finished_s >= self.from_s]
 
 
 async def play(engine: EngineClient, sessions: Iterator[Session], plan: Plan) -> Played:
-    """Play them. What waits at the end of the measured time is still served, and nothing new comes."""
+    """Play them; what is not done at the end of the measured time is cancelled."""
     began_s = time.monotonic()
     from_s = began_s + plan.warm_up_s
-    players = [_Player(engine, sessions, plan, to_s=from_s + plan.measured_s) for _ in range(plan.num_sessions)]
+    to_s = from_s + plan.measured_s
+    players = [_Player(engine, sessions, plan) for _ in range(plan.num_sessions)]
     rng = random.Random(f"{plan.seed} start")
     tasks: list[asyncio.Task[None]] = []
     for player in players:
@@ -64,39 +60,36 @@ async def play(engine: EngineClient, sessions: Iterator[Session], plan: Plan) ->
         if plan.joins_late:
             session = session.from_turn(rng.randrange(len(session.turns)))
         tasks.append(asyncio.create_task(player.run(session, delay_s)))
-    done, late = await asyncio.wait(tasks, timeout=plan.warm_up_s + plan.measured_s + plan.drain_s)
-    for task in late:
+    await asyncio.wait(tasks, timeout=to_s - time.monotonic(), return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
-    for task in done:
-        task.result()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
     requests = sorted((r for player in players for r in player.requests), key=lambda r: r.arrived_s)
-    return Played(requests, from_s, from_s + plan.measured_s)
+    return Played(requests, from_s, to_s)
 
 
 class _Player:
     """One client: session after session."""
 
-    def __init__(self, engine: EngineClient, sessions: Iterator[Session], plan: Plan, *, to_s: float) -> None:
+    def __init__(self, engine: EngineClient, sessions: Iterator[Session], plan: Plan) -> None:
         self.requests: list[Served] = []
         self._engine = engine
         self._sessions = sessions
         self._plan = plan
-        self._to_s = to_s
 
     async def run(self, session: Session, delay_s: float) -> None:
-        await self._sleep(delay_s)
-        while self._is_on():
+        await asyncio.sleep(delay_s)
+        while True:
             await self._play(session)
-            await self._sleep(self._plan.between_sessions_s)
+            await asyncio.sleep(self._plan.between_sessions_s)
             session = next(self._sessions)
 
     async def _play(self, session: Session) -> None:
         key = session.name if self._plan.names_sessions else ""
         before: list[int] = []
         for turn in session.turns:
-            if not self._is_on():
-                return
             prompt = turn.prompt(before)
             before = prompt + await self._ask(prompt, turn, key)
             if turn is session.turns[-1]:
@@ -105,7 +98,7 @@ class _Player:
                 await self._engine.stub.Annotate(
                     pb.AnnotateRequest(cache_scope=_SCOPE, conversation_key=key, wait_classes=turn.wait_classes)
                 )
-            await self._sleep(turn.wait_s)
+            await asyncio.sleep(turn.wait_s)
         if self._plan.annotates:
             await self._engine.stub.Release(pb.ReleaseRequest(cache_scope=_SCOPE, conversation_key=key))
 
@@ -128,9 +121,3 @@ class _Player:
                 case _:
                     pass
         return output
-
-    def _is_on(self) -> bool:
-        return time.monotonic() < self._to_s
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(max(0.0, min(seconds, self._to_s - time.monotonic())))

@@ -26,28 +26,24 @@ class Served:
         return sum(self.cached_by_tier.values())
 
 
-def starved(requests: Sequence[Served], *, patience_s: float, max_passes: int) -> list[Served]:
-    """Those never served, and those whose wait broke the bound of ``services/engine/waiting.py``.
+def starved(requests: Sequence[Served], *, until_s: float, patience_s: float, max_passes: int) -> list[Served]:
+    """Those whose wait broke the bound of ``services/engine/waiting.py`` by ``until_s``, admitted in the end or not.
 
-    A request is overdue once it has waited ``patience_s``. With d older ones still waiting then, it is admitted after at
-    most (d + 1) · (max_passes + 1) admissions, its own included. O(n²).
+    A request is overdue once it has waited ``patience_s``. With d older ones still waiting then, it is admitted after
+    at most (d + 1) · (max_passes + 1) admissions, its own included. O(n²).
     """
     found: list[Served] = []
     for request in requests:
-        if request.admitted_s is None or request.finished_s is None:
-            found.append(request)
-            continue
         overdue_s = request.arrived_s + patience_s + _SLACK_S
-        if request.admitted_s <= overdue_s:
-            continue
         others = [one for one in requests if one is not request]
+        waited_until_s = until_s if request.admitted_s is None else request.admitted_s
         older = sum(
             one.arrived_s <= request.arrived_s + _SLACK_S and (one.admitted_s is None or one.admitted_s > overdue_s)
             for one in others
         )
         admissions = 1 + sum(
-            one.admitted_s is not None and overdue_s < one.admitted_s < request.admitted_s for one in others
+            one.admitted_s is not None and overdue_s < one.admitted_s < waited_until_s for one in others
         )
-        if admissions > (older + 1) * (max_passes + 1):
+        if waited_until_s > overdue_s and admissions > (older + 1) * (max_passes + 1):
             found.append(request)
     return found

@@ -33,7 +33,7 @@ _NUM_KINDS = 2
 class Scale:
     """Real tokens to one token here, and seconds here to one real second."""
 
-    tokens: float = 40.0
+    tokens: float = 80.0
     time: float = 0.5
 
 
