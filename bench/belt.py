@@ -1,7 +1,7 @@
 """What order of admission, gate, belt and disk tier are worth together, on one engine that has too many sessions.
 
 Coding agents (bench/agents/) play their sessions to an engine of SmolLM2-135M-Instruct whose memory holds the states of
-some of them: the measured shape of Codex with tokens divided by 80 and seconds by 2, and with ``--traces`` the sessions
+some of them: the measured shape of Codex with tokens divided by 80 in real seconds, and with ``--traces`` the sessions
 of public traces. Every policy gets the same sessions, in a process of its own, one after the other; what counts are
 turns that end within the measured time. Drafts are off. The last line is one JSON object.
 
@@ -9,7 +9,9 @@ turns that end within the measured time. Drafts are off. The last line is one JS
 
 lpm_over_fcfs, all_over_fcfs: turns per second over those of arrival order with LRU and no disk tier.
 starved: requests, of all policies, that waited longer than the engine's bound allows, admitted in the end or not.
-policies: a row for each. ``hit_ratio`` counts prompt tokens; waits run from arrival to admission, or to the end.
+policies: a row for each. ``late_turns_per_s`` is that of the second half of the measured time: where it is far from
+``turns_per_s``, the sessions had not settled. ``hit_ratio`` counts prompt tokens; waits run from arrival to admission,
+or to the end.
 
 The number of sessions is the knee of arrival order: ``--sweep`` runs that policy with more and more of them. It has
 collapsed where its turns per second have fallen although more are asked for; the default is the first such number.
@@ -39,14 +41,14 @@ from services.models.store import resolve
 
 _MODEL = "smollm2-135m-instruct"
 _SCALE = Scale()
-_POOL_TOKENS = 2_800
-"""For the states of five sessions of mean length, and what all share."""
+_POOL_TOKENS = 5_000
+"""For the states of ten sessions of mean length, and what all share."""
 _BYTES_PER_TOKEN = 46_080
 _MEAN_PROMPT_TOKENS = 600
 """Of the sessions that are made up; traces are scaled to it."""
 _PATIENCE_S = 60.0 * _SCALE.time
 _MAX_PASSES = 4
-_SWEEP = (4, 8, 12, 16, 20, 28)
+_SWEEP = (10, 16, 24, 40)
 _FLAGS = (
     *("--drafts", "off", "--loop-guard", "off", "--block-tokens", "16", "--step-tokens", "128", "--threads", "1"),
     *("--max-running", "48", "--patience-s", str(_PATIENCE_S), "--max-passes", str(_MAX_PASSES)),
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder of the traces; without it only made-up sessions are played")
     parser.add_argument("--sweep", action="store_true", help="find the knee of arrival order instead")
     parser.add_argument("--policies", default=",".join(_POLICIES), help="those to play")
-    parser.add_argument("--sessions", type=int, default=20, help="at a time")
+    parser.add_argument("--sessions", type=int, default=24, help="at a time")
     parser.add_argument("--seconds", type=float, default=45.0, help="of measured time for each policy")
     parser.add_argument("--rounds", type=int, default=1, help="each with sessions of its own")
     options = parser.parse_args()
@@ -162,7 +164,7 @@ class _Bench:
         plan = Plan(
             num_sessions=self.num_sessions,
             ramp_s=15.0 * _SCALE.time,
-            warm_up_s=1.2 * self.num_sessions,
+            warm_up_s=1.25 * self.num_sessions,
             measured_s=self.measured_s,
             between_sessions_s=5.0 * _SCALE.time,
             names_sessions=policy.has_belt or policy.is_gated,
@@ -194,11 +196,14 @@ async def _cpu_s(stack: Stack, plan: Plan) -> float:
 
 def _row(played: Played, cpu_s: float) -> _Row:
     finished = played.finished()
+    half_s = (played.from_s + played.to_s) / 2
+    late = [r for r in finished if r.finished_s is not None and r.finished_s >= half_s]
     prompt = sum(r.prompt_tokens for r in finished) or 1
     waits_s = [(r.admitted_s or played.to_s) - r.arrived_s for r in played.requests]
     ttfts_s = [r.first_token_s - r.arrived_s for r in finished if r.first_token_s is not None]
     return {
         "turns_per_s": len(finished) / (played.to_s - played.from_s),
+        "late_turns_per_s": len(late) / (played.to_s - half_s),
         "turns": len(finished),
         "cpu_s_per_turn": cpu_s / max(1, len(finished)),
         "cpus": cpu_s / (played.to_s - played.from_s),

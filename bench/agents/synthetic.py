@@ -34,7 +34,7 @@ class Scale:
     """Real tokens to one token here, and seconds here to one real second."""
 
     tokens: float = 80.0
-    time: float = 0.5
+    time: float = 1.0
 
 
 def sessions(seed: int, scale: Scale) -> Iterator[Session]:
