@@ -46,9 +46,11 @@ _POOL_TOKENS = 5_000
 _BYTES_PER_TOKEN = 46_080
 _MEAN_PROMPT_TOKENS = 600
 """Of the sessions that are made up; traces are scaled to it."""
+_WARM_UP_S = 2.0
+"""For each session: all of them begin with a prompt of which little is cached, which takes more than a second."""
 _PATIENCE_S = 60.0 * _SCALE.time
 _MAX_PASSES = 4
-_SWEEP = (10, 16, 24, 40)
+_SWEEP = (12, 16, 20, 28)
 _FLAGS = (
     *("--drafts", "off", "--loop-guard", "off", "--block-tokens", "16", "--step-tokens", "128", "--threads", "1"),
     *("--max-running", "48", "--patience-s", str(_PATIENCE_S), "--max-passes", str(_MAX_PASSES)),
@@ -59,29 +61,28 @@ _FLAGS = (
 class Policy:
     """Which of the engine's means are used."""
 
-    is_by_prefix: bool
+    admission: str
+    eviction: str = "lru"
     is_gated: bool = False
-    has_belt: bool = False
     restore: str | None = None
 
     def flags(self) -> tuple[str, ...]:
         """The engine's."""
-        order = ("--admission", "lpm" if self.is_by_prefix else "fcfs")
+        choices = ("--admission", self.admission, "--eviction", self.eviction)
         gate = ("--working-set-gate", str(self.is_gated).lower())
-        return (*_FLAGS, *order, *gate, *(("--restore", self.restore) if self.restore else ()))
+        return (*_FLAGS, *choices, *gate, *(("--restore", self.restore) if self.restore else ()))
 
 
 _POLICIES = {
-    "fcfs": Policy(is_by_prefix=False),
-    "fcfs_belt": Policy(is_by_prefix=False, has_belt=True),
-    "fcfs_ssd": Policy(is_by_prefix=False, restore="cost"),
-    "lpm": Policy(is_by_prefix=True),
-    "lpm_gate": Policy(is_by_prefix=True, is_gated=True),
-    "lpm_gate_belt": Policy(is_by_prefix=True, is_gated=True, has_belt=True),
-    "all": Policy(is_by_prefix=True, is_gated=True, has_belt=True, restore="cost"),
-    "all_always_restoring": Policy(is_by_prefix=True, is_gated=True, has_belt=True, restore="always"),
+    "fcfs": Policy("fcfs"),
+    "fcfs_belt": Policy("fcfs", "belt"),
+    "fcfs_ssd": Policy("fcfs", restore="cost"),
+    "lpm": Policy("lpm"),
+    "lpm_belt": Policy("lpm", "belt"),
+    "lpm_belt_gate": Policy("lpm", "belt", is_gated=True),
+    "all": Policy("lpm", "belt", is_gated=True, restore="cost"),
+    "all_always_restoring": Policy("lpm", "belt", is_gated=True, restore="always"),
 }
-"""Without a belt requests say nothing of what they wait for, so that state goes by its age alone."""
 _TRACE_POLICIES = ("fcfs", "lpm", "all")
 _Row = dict[str, float]
 _NewSessions = Callable[[], Iterator[Session]]
@@ -93,8 +94,8 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder of the traces; without it only made-up sessions are played")
     parser.add_argument("--sweep", action="store_true", help="find the knee of arrival order instead")
     parser.add_argument("--policies", default=",".join(_POLICIES), help="those to play")
-    parser.add_argument("--sessions", type=int, default=24, help="at a time")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of measured time for each policy")
+    parser.add_argument("--sessions", type=int, default=20, help="at a time")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measured time for each policy")
     parser.add_argument("--rounds", type=int, default=1, help="each with sessions of its own")
     options = parser.parse_args()
     policies: list[str] = options.policies.split(",")
@@ -164,11 +165,9 @@ class _Bench:
         plan = Plan(
             num_sessions=self.num_sessions,
             ramp_s=15.0 * _SCALE.time,
-            warm_up_s=1.25 * self.num_sessions,
+            warm_up_s=_WARM_UP_S * self.num_sessions,
             measured_s=self.measured_s,
             between_sessions_s=5.0 * _SCALE.time,
-            names_sessions=policy.has_belt or policy.is_gated,
-            annotates=policy.has_belt,
             seed=seed,
             joins_late=joins_late,
         )

@@ -19,16 +19,13 @@ _SCOPE = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, in seconds. ``names_sessions``: requests carry their conversation's key. ``annotates``: the engine is
-    told what a session waits for, and when it is over."""
+    """How many, and how long in seconds."""
 
     num_sessions: int
     ramp_s: float
     warm_up_s: float
     measured_s: float
     between_sessions_s: float
-    names_sessions: bool
-    annotates: bool
     seed: int
     joins_late: bool
     """The first sessions begin at any of their turns, as if they had been there for long."""
@@ -87,20 +84,18 @@ class _Player:
             session = next(self._sessions)
 
     async def _play(self, session: Session) -> None:
-        key = session.name if self._plan.names_sessions else ""
+        key = session.name
         before: list[int] = []
         for turn in session.turns:
             prompt = turn.prompt(before)
             before = prompt + await self._ask(prompt, turn, key)
             if turn is session.turns[-1]:
                 break
-            if self._plan.annotates:
-                await self._engine.stub.Annotate(
-                    pb.AnnotateRequest(cache_scope=_SCOPE, conversation_key=key, wait_classes=turn.wait_classes)
-                )
+            await self._engine.stub.Annotate(
+                pb.AnnotateRequest(cache_scope=_SCOPE, conversation_key=key, wait_classes=turn.wait_classes)
+            )
             await asyncio.sleep(turn.wait_s)
-        if self._plan.annotates:
-            await self._engine.stub.Release(pb.ReleaseRequest(cache_scope=_SCOPE, conversation_key=key))
+        await self._engine.stub.Release(pb.ReleaseRequest(cache_scope=_SCOPE, conversation_key=key))
 
     async def _ask(self, prompt: list[int], turn: Turn, key: str) -> list[int]:
         request = Served(time.monotonic(), len(prompt))

@@ -50,7 +50,12 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
     loaded = await asyncio.to_thread(load, config)
     runtime = loaded.runtime
     pool = BlockPool(runtime.num_blocks)
-    tree = PrefixTree(runtime.block_tokens, clock=time.monotonic, free_block=lambda block_id: pool.put((block_id,)))
+    tree = PrefixTree(
+        runtime.block_tokens,
+        clock=time.monotonic,
+        free_block=lambda block_id: pool.put((block_id,)),
+        is_lru=config.eviction == "lru",
+    )
     rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
     seen = SeenPages()
     keys = loaded.identity.keys_of

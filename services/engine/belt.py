@@ -42,7 +42,9 @@ class _Group:
 class Belt:
     """Leaves in order. A heap's entry is stale once its leaf has been placed again or taken off."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_lru: bool = False) -> None:
+        """``is_lru``: least recently used first, whatever else is known."""
+        self._is_lru = is_lru
         self._placed: dict[Node, tuple[int, Owner]] = {}
         self._groups: dict[Owner, _Group] = {}
         self._number = itertools.count(1)
@@ -65,6 +67,9 @@ class Belt:
         owner, number = leaf.owner, next(self._number)
         self._placed[leaf] = number, owner
         self._groups.setdefault(owner, _Group()).leaves.add(leaf)
+        if self._is_lru:
+            self._push(self._used, 0.0, leaf, number)
+            return
         if owner.wait is not None and owner not in self._waiting:
             self._waiting.add(owner)
             self._groups[owner].rate = owner.wait.return_rate(self._tick_s)

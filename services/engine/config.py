@@ -60,6 +60,11 @@ class EngineConfig(ServerSettings):
         help="which waiting request is next: that with the longest cached prefix, or the first come",
         choices=("lpm", "fcfs"),
     )
+    eviction: str = setting(
+        "belt",
+        help="which cached state goes first: that of the least expected value, or the least recently used",
+        choices=("belt", "lru"),
+    )
     working_set_gate: bool = setting(
         True, help="hold new sessions back while those that were active lately need the memory"
     )

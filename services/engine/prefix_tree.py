@@ -27,10 +27,17 @@ from services.engine.owner import EVERYONE, Owner
 class PrefixTree:
     """All cached blocks of a device. Owned by the step loop's task; no method does I/O.
 
-    ``free_block`` is called with each block id that leaves the tree.
+    ``free_block`` is called with each block id that leaves the tree; ``is_lru`` is the belt's.
     """
 
-    def __init__(self, block_tokens: int, *, clock: Callable[[], float], free_block: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        block_tokens: int,
+        *,
+        clock: Callable[[], float],
+        free_block: Callable[[int], None],
+        is_lru: bool = False,
+    ) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = 0
         self._clock = clock
@@ -38,7 +45,7 @@ class PrefixTree:
         self._roots: dict[str, Node] = {}
         # Roots that nothing is matched from any more. Weak: a sequence that waits may still begin behind one.
         self._flushed: WeakSet[Node] = WeakSet()
-        self._belt = Belt()
+        self._belt = Belt(is_lru=is_lru)
         self._pinned: set[Node] = set()
         self._protected: dict[Hashable, Node] = {}
 

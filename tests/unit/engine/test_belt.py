@@ -177,3 +177,17 @@ def test_owners_are_joined_where_both_belong():
     assert one.joined(two) is two
     assert two.joined(one) is two
     assert EVERYONE.joined(one) is EVERYONE
+
+
+def test_lru_goes_by_use_whatever_is_known_of_waits_and_of_who_is_over():
+    over = branch()
+    over.is_over = True
+    belt = Belt(is_lru=True)
+    leaves = [leaf(1), leaf(2, branch(12.0, since_s=95.0)), leaf(3, over), leaf(4, branch(900.0, since_s=95.0))]
+    leaves[0].num_protections = 1
+    for node in reversed(leaves):
+        belt.place(node)
+    for node in leaves:
+        assert belt.first(100.0) is node
+        belt.take_off(node)
+    assert belt.first(100.0) is None
