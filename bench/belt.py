@@ -3,7 +3,8 @@
 Coding agents (bench/agents/) play their sessions to an engine of SmolLM2-135M-Instruct whose memory holds the states of
 some of them: the measured shape of Codex with tokens divided by 80 in real seconds, and with ``--traces`` the sessions
 of public traces. Every policy gets the same sessions, in a process of its own, one after the other; what counts are
-turns that end within the measured time. Drafts are off. The last line is one JSON object.
+turns that end within the measured time, after a time in which all have begun. Drafts are off. The last line is one
+JSON object.
 
     python -m bench.belt [--json] [--traces DIR] [--sweep] [--rounds 1] [--policies fcfs,lpm,...]
 
@@ -13,8 +14,8 @@ policies: a row for each. ``late_turns_per_s`` is that of the second half of the
 ``turns_per_s``, the sessions had not settled. ``hit_ratio`` counts prompt tokens; waits run from arrival to admission,
 or to the end.
 
-The number of sessions is the knee of arrival order: ``--sweep`` runs that policy with more and more of them. It has
-collapsed where its turns per second have fallen although more are asked for; the default is the first such number.
+The number of sessions is that of the knee of arrival order, which ``--sweep`` shows: the first at which its turns per
+second are fewer than with fewer sessions. It moves with the machine's pace. Traces have knees of their own.
 """
 
 from __future__ import annotations
