@@ -77,14 +77,12 @@ class ReadCost:
         self._observed_s = clock()
 
     def observe(self, num_bytes: int, seconds: float, *, is_whole: bool = True) -> None:
-        """Learn from a read that was not waiting for another; ``is_whole``: it came to its end in time."""
+        """Learn from a read of ``num_bytes`` that was not waiting for another; ``is_whole``: it ended in time."""
         if is_whole and num_bytes < _MIN_READ_BYTES:
             return
-        rate = num_bytes / max(seconds - self._latency_s, seconds / 2)
-        # One that did not end in time says that others will not, and nothing of what they would gain.
-        weight = 0.3 if is_whole else 1.0
-        now = self._current()
-        self._bytes_per_s = now + weight * (rate - now)
+        rate, now = num_bytes / max(seconds - self._latency_s, seconds / 2), self._current()
+        # Of one that did not end in time no more is known than that the store is slower than this.
+        self._bytes_per_s = now + 0.3 * (rate - now) if is_whole else min(now, rate)
         self._observed_s = self._clock()
 
     def seconds(self, num_bytes: int) -> float:

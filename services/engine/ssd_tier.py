@@ -267,7 +267,8 @@ class SsdTier:
             restore = Restore(self._means, owners, block_ids, gate)
             await restore.run(namespace, hit.lease_id, timeout_s)
         except TimeoutError:
-            self._read_cost.observe(restore.num_bytes, time.monotonic() - began_s, is_whole=False)
+            num_bytes = sum(owner.num_tokens for owner in owners) * self._means.runtime.layout.bytes_per_token
+            self._read_cost.observe(num_bytes, time.monotonic() - began_s, is_whole=False)
             raise
         self._read_cost.observe(restore.num_bytes, time.monotonic() - began_s)
         return restore.num_usable
