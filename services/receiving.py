@@ -8,7 +8,7 @@ ends the wait at once and frees what came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc.aio
@@ -19,11 +19,7 @@ _Stream: TypeAlias = "grpc.aio.UnaryStreamCall[Any, _T] | grpc.aio.StreamStreamC
 
 async def message_of(call: _Stream[_T]) -> _T | None:
     """The next message of a stream; None at its end. Cancelling it cancels the call. Raises AioRpcError."""
-
-    async def read() -> Any:
-        return await call.read()
-
-    message = await _outliving(call, read())
+    message = await _outliving(call, call.read())
     return None if message is grpc.aio.EOF else cast("_T", message)
 
 
@@ -35,14 +31,10 @@ async def messages_of(call: _Stream[_T]) -> AsyncGenerator[_T]:
 
 async def answer_of(call: grpc.aio.UnaryUnaryCall[Any, _T]) -> _T:
     """The answer of a unary call. Cancelling it cancels the call. Raises AioRpcError."""
-
-    async def answer() -> _T:
-        return await call
-
-    return await _outliving(call, answer())
+    return await _outliving(call, call)
 
 
-async def _outliving(call: grpc.aio.Call, receiving: Coroutine[Any, Any, _T]) -> _T:
+async def _outliving(call: grpc.aio.Call, receiving: Awaitable[_T]) -> _T:
     task = asyncio.ensure_future(receiving)
     try:
         return await asyncio.shield(task)
