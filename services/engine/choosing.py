@@ -7,7 +7,7 @@ whatever watches over the output sees the tokens one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -36,14 +36,6 @@ _REGIONS = {
     FenceRegion.STRUCTURE: Region.FORCED,
     FenceRegion.OVER: Region.FORCED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A token; ``is_inside``: part of structure that a fence demands."""
-
-    token_id: int
-    is_inside: bool
 
 
 class TokenChooser:
@@ -79,15 +71,16 @@ class TokenChooser:
         """Tokens that must come next, as far as there is no choice."""
         return () if self._fence is None else self._fence.forced()
 
-    def choose(self, logits: torch.Tensor, likeliest: Sequence[int], draft: Sequence[int]) -> list[Choice]:
+    def choose(self, logits: torch.Tensor, likeliest: Sequence[int], draft: Sequence[int]) -> list[Sampled]:
         """The next tokens from ``logits`` [1 + draft, vocabulary], whose ``likeliest`` ids are given.
 
-        Position i > 0 was computed behind ``draft[:i]``, so it counts only if these are the tokens chosen before.
+        They come without log-probabilities. Position i > 0 was computed behind ``draft[:i]``, so it counts only if these are the tokens chosen before.
         """
-        chosen: list[Choice] = []
+        chosen: list[Sampled] = []
         for position in range(1 + len(draft)):
             token_id = self._next(logits[position], likeliest[position])
-            chosen.append(Choice(token_id, self._push(token_id)))
+            is_inside = self._push(token_id)
+            chosen.append(Sampled(token_id, None, self.is_loop, is_inside, self.is_broken))
             if self.is_loop or self.is_broken or (position < len(draft) and token_id != draft[position]):
                 break
         return chosen
@@ -120,9 +113,10 @@ class TokenChooser:
             region = Region.REASONING if self._thinking.is_open else region
             self._thinking.push(token_id)
         if self._fence is not None:
-            region, is_inside = _REGIONS[self._fence.region], self._fence.is_inside
+            before = self._fence.region
+            region = _REGIONS[before]
             self.is_broken = not self._fence.push(token_id)
-            is_inside = (is_inside and token_id not in self._fence.tokens.eos_ids) or self._fence.is_inside
+            is_inside = (before.is_inside and token_id not in self._fence.tokens.eos_ids) or self._fence.is_inside
         if self._guard is not None:
             self._watch(self._guard, token_id, region)
         return is_inside
@@ -152,32 +146,23 @@ def choose_tokens(
 ) -> list[tuple[Sampled, ...]]:
     """At least one token for each chooser, which has 1 + ``draft`` rows of ``logits`` [rows, vocabulary]."""
     likeliest = cast("list[int]", cast(Any, logits.argmax(dim=-1)).tolist())
-    chosen: list[int] = list(likeliest)
-    inside: set[int] = set()
-    places: list[range] = []
+    token_ids: list[int] = list(likeliest)
+    outputs: list[tuple[range, list[Sampled]]] = []
     count_by_row: dict[int, int] = {}
     first = 0
     for chooser, draft in zip(choosers, drafts, strict=True):
         last = first + 1 + len(draft)
-        choices = chooser.choose(logits[first:last], likeliest[first:last], draft)
-        rows = range(first, first + len(choices))
-        chosen[rows.start : rows.stop] = [choice.token_id for choice in choices]
-        inside.update(row for row, choice in zip(rows, choices, strict=True) if choice.is_inside)
+        chosen = chooser.choose(logits[first:last], likeliest[first:last], draft)
+        rows = range(first, first + len(chosen))
+        token_ids[rows.start : rows.stop] = [one.token_id for one in chosen]
         if chooser.num_logprobs is not None:
             count_by_row |= dict.fromkeys(rows, chooser.num_logprobs)
-        places.append(rows)
+        outputs.append((rows, chosen))
         first = last
-    logprobs_by_row = logprobs_of(logits, chosen, count_by_row) if count_by_row else {}
+    if not count_by_row:
+        return [tuple(chosen) for _, chosen in outputs]
+    logprobs_by_row = logprobs_of(logits, token_ids, count_by_row)
     return [
-        tuple(
-            Sampled(
-                chosen[row],
-                logprobs_by_row.get(row),
-                is_loop=chooser.is_loop and row == rows[-1],
-                is_inside=row in inside,
-                is_broken=chooser.is_broken and row == rows[-1],
-            )
-            for row in rows
-        )
-        for chooser, rows in zip(choosers, places, strict=True)
+        tuple(replace(one, logprobs=logprobs_by_row.get(row)) for row, one in zip(rows, chosen, strict=True))
+        for rows, chosen in outputs
     ]

@@ -36,6 +36,11 @@ class Region(Enum):
     OVER = auto()
     """Nothing more may follow."""
 
+    @property
+    def is_inside(self) -> bool:
+        """Part of what a program demands."""
+        return self in (Region.STRUCTURE, Region.VALUE)
+
 
 class Fence:
     """The state of one answer. Not for several threads at once."""
@@ -107,7 +112,7 @@ class Fence:
     @property
     def is_inside(self) -> bool:
         """Inside structure: stop texts are suspended, and an answer cut here has half a call."""
-        return self.region in (Region.STRUCTURE, Region.VALUE)
+        return self.region.is_inside
 
     @property
     def region(self) -> Region:
