@@ -120,13 +120,15 @@ class Admission:
 
     def next(self, running: list[Sequence], restoring: list[Sequence]) -> Admittee | None:
         """Give blocks to the next one, if one has a slot, fits and is not held back."""
-        now_s = self._clock()
+        self.is_blocked = False
         queue = self._interactive or self._background
+        if not queue:
+            return None
+        now_s = self._clock()
         num_attached = len(running) + len(restoring)
         # Background ones give way.
         rivals = [s for s in running if queue is self._background or not s.request.is_background]
         prefilling = [s.num_pending for s in rivals if s.num_pending > 1]
-        self.is_blocked = False
         obtainable: int | None = None
         for entry in queue.candidates(_TRIES, now_s, self._gate(prefilling, now_s)):
             if not self._is_useful_now(entry, prefilling, len(restoring)):
