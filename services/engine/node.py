@@ -6,8 +6,8 @@ from services.engine.owner import EVERYONE, Owner
 
 TOKEN_BYTES = 4
 """Token ids are int32 little-endian everywhere in the tree."""
-_ATTENTION_TOKENS = 8_192
-"""Position at which attention costs a token as much again as all else does; near it for dense models."""
+ATTENTION_TOKENS = 8_192
+"""First guess of the position at which attention costs a token as much again as all else; near it for dense models."""
 
 
 class Node:
@@ -45,4 +45,4 @@ class Node:
     @property
     def recompute_cost(self) -> float:
         """What computing it again takes, in tokens at position 0. All blocks have the same bytes."""
-        return self.num_tokens * (1 + self.first_token / _ATTENTION_TOKENS)
+        return self.num_tokens * (1 + self.first_token / ATTENTION_TOKENS)

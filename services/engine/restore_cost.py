@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from services.engine.node import ATTENTION_TOKENS
+
 _FORGET = 0.97
 _PRIOR_WEIGHT = 0.02
-_ATTENTION_TOKENS = 8_192
-"""First guess of the position at which attention costs a token as much again as all else."""
 _HALF_LIFE_S = 120.0
 _MIN_READ_BYTES = 2**20
 _MIN_STEP_TOKENS = 32
@@ -27,8 +27,8 @@ class PrefillCost:
 
     def __init__(self, seconds_per_token: float) -> None:
         """``seconds_per_token`` is a first guess, near position 0."""
-        slope = seconds_per_token / _ATTENTION_TOKENS
-        rows = [(256.0, 256.0 * 128), (256.0, 256.0 * _ATTENTION_TOKENS)]
+        slope = seconds_per_token / ATTENTION_TOKENS
+        rows = [(256.0, 256.0 * 128), (256.0, 256.0 * ATTENTION_TOKENS)]
         self._prior_products = np.zeros((2, 2))
         self._prior_moments = np.zeros(2)
         for tokens, positions in rows:
@@ -97,4 +97,4 @@ class ReadCost:
 
 def _row(num_tokens: float, sum_of_positions: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     # Scaled, so that both columns have one size and the solution is well conditioned.
-    return np.array([num_tokens, sum_of_positions / _ATTENTION_TOKENS])
+    return np.array([num_tokens, sum_of_positions / ATTENTION_TOKENS])

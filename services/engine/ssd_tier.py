@@ -193,7 +193,7 @@ class SsdTier:
         Releases the lease on every path.
         """
         owners = hit.owners(request.token_ids, resident_tokens)
-        num_bytes = sum(owner.num_tokens for owner in owners) * self._means.runtime.layout.bytes_per_token
+        num_bytes = self._num_bytes(owners)
         self._read_cost.pending_bytes += num_bytes
         started_s = time.monotonic()
         in_place = resident_tokens
@@ -241,6 +241,9 @@ class SsdTier:
         if self._means.staging is not None:
             self._means.staging.close()
 
+    def _num_bytes(self, owners: Sequence[Owner]) -> int:
+        return sum(owner.num_tokens for owner in owners) * self._means.runtime.layout.bytes_per_token
+
     def _is_worth_reading(self, first: int, last: int, bytes_before: int) -> bool:
         if self._always_restore:
             return True
@@ -267,8 +270,7 @@ class SsdTier:
             restore = Restore(self._means, owners, block_ids, gate)
             await restore.run(namespace, hit.lease_id, timeout_s)
         except TimeoutError:
-            num_bytes = sum(owner.num_tokens for owner in owners) * self._means.runtime.layout.bytes_per_token
-            self._read_cost.observe(num_bytes, time.monotonic() - began_s, is_whole=False)
+            self._read_cost.observe(self._num_bytes(owners), time.monotonic() - began_s, is_whole=False)
             raise
         self._read_cost.observe(restore.num_bytes, time.monotonic() - began_s)
         return restore.num_usable

@@ -22,8 +22,6 @@ from services.vocabulary import Vocabulary
 
 Row = NDArray[np.uint32]
 
-_CONTINUATION = range(0x80, 0xC0)
-
 
 class FenceTokens:
     """Built once per model, which takes seconds; only read after that.

@@ -163,10 +163,7 @@ def can_fuse(network: Any) -> bool:
     eps = {float(body.norm.variance_epsilon)}
     for layer in layers:
         attention, mlp = layer.self_attn, layer.mlp
-        if type(layer).__name__ != f"{family}DecoderLayer" or type(mlp.act_fn).__name__ not in (
-            "SiLU",
-            "SiLUActivation",
-        ):
+        if type(layer).__name__ != f"{family}DecoderLayer" or type(mlp.act_fn).__name__ not in _SILU:
             return False
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         if hasattr(attention, "q_norm"):
