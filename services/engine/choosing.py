@@ -74,7 +74,8 @@ class TokenChooser:
     def choose(self, logits: torch.Tensor, likeliest: Sequence[int], draft: Sequence[int]) -> list[Sampled]:
         """The next tokens from ``logits`` [1 + draft, vocabulary], whose ``likeliest`` ids are given.
 
-        They come without log-probabilities. Position i > 0 was computed behind ``draft[:i]``, so it counts only if these are the tokens chosen before.
+        They come without log-probabilities. Position i > 0 was computed behind ``draft[:i]``, so it counts only if
+        these are the tokens chosen before.
         """
         chosen: list[Sampled] = []
         for position in range(1 + len(draft)):
