@@ -16,7 +16,6 @@ import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +24,7 @@ from rocksdict import IngestExternalFileOptions, SstFileWriter, WriteBatch
 
 from services.kvstore.extents import PIECE_BYTES, SEGMENT_BYTES, Extent, Extents, Piece
 from services.kvstore.format import CHUNK_KEY_BYTES
+from services.kvstore.read_ahead import BlobPart, FileRange
 from services.kvstore.rocks import DIRECTORY, Rocks, page_options
 from services.kvstore.state import ID_BYTES, BlobId
 
@@ -55,6 +55,7 @@ class ChunkLog:
         self._in_flight: dict[BlobId, _Rows] = {}
         self._pieces: dict[BlobId, tuple[Piece, ...]] = {}
         self._extents = Extents()
+        self._files: list[tuple[bytes, str]] = []
         self._next_segment = 1
         incoming.mkdir(exist_ok=True)
         for leftover in incoming.iterdir():
@@ -114,28 +115,29 @@ class ChunkLog:
                 found[place] = found[place] if value is None else value
         return found
 
-    def read_ahead(self, blob_ids: Iterable[BlobId]) -> None:
-        """Have the system read the files that these blobs fill at least half of.
+    def ranges(self, parts: Iterable[BlobPart]) -> list[FileRange]:
+        """About where parts of blobs lie, in this order.
 
-        Where blobs are read layer by layer, each read skips to the next blob: without this a disk gets small reads in
-        no order that it could foresee.
+        Where dead chunks may lie between, so that it is not known where a blob does, whole files stand in its stead:
+        those that blobs fill at least half of, once, with the first parts.
         """
-        files = [
-            (cast(bytes, file["start_key"]), cast(str, file["name"]), cast(int, file["size"]))
-            for file in self._rocks.families["pages"].live_files()
-            if len(cast(bytes, file["start_key"])) == _KEY_BYTES
-        ]
-        files.sort()
-        wanted: Counter[int] = Counter()
+        ranges: list[FileRange] = []
+        filled: Counter[str] = Counter()
         with self._lock:
-            for blob_id in blob_ids:
-                for piece in self._pieces.get(blob_id, ()):
-                    index = bisect_right(files, piece + _BEHIND, key=itemgetter(0)) - 1
-                    wanted[index] += self._extents.live_bytes_of(piece)
-        for index, num_bytes in sorted(wanted.items()):
-            _, name, file_bytes = files[index]
-            if 2 * num_bytes >= file_bytes:
-                self._advise(Path(self._rocks.database.path() + name))
+            for part in parts:
+                start = 0
+                for piece in self._pieces.get(part.blob_id, ()):
+                    place, path = self._extents.place(piece), self._path_of(piece)
+                    first, stop = max(part.start, start), min(part.stop, start + place.num_bytes)
+                    if place.offset is not None and first < stop:
+                        ranges.append(FileRange(path, place.offset + first - start, stop - first))
+                    elif place.offset is None and part.start == 0:
+                        before = filled[path]
+                        filled[path] += place.num_bytes
+                        if 2 * before < place.file_bytes <= 2 * filled[path]:
+                            ranges.append(FileRange(path, 0, place.file_bytes))
+                    start += place.num_bytes
+        return ranges
 
     def scan(self, prefix: bytes, limit: int, after: bytes | None) -> list[tuple[bytes, bytes]]:
         """Rows as ``Database.scan`` finds them."""
@@ -190,6 +192,7 @@ class ChunkLog:
                 raise
             with self._lock:
                 self._extents.replace(run, live_bytes)
+                self._files = []
             return True
 
     def clear(self) -> None:
@@ -227,6 +230,7 @@ class ChunkLog:
         batch = WriteBatch(raw_mode=True)
         with self._lock:
             self._extents.add(Extent(segment + rows[0][0], segment + rows[-1][0], file_bytes))
+            self._files = []
             for blob_id, num_bytes in sizes.items():
                 # Those that are gone were deleted meanwhile.
                 if blob_id in self._in_flight:
@@ -237,14 +241,17 @@ class ChunkLog:
             self._in_flight = {}
             self._rocks.database.write(batch)
 
-    def _advise(self, path: Path) -> None:
-        # A file that has been rewritten meanwhile is gone.
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(descriptor)
+    def _path_of(self, piece: Piece) -> str:
+        """The file that holds it; "" where there is none."""
+        if not self._files:
+            # Listing them takes a while where there are thousands.
+            self._files = sorted(
+                (cast(bytes, file["start_key"]), cast(str, file["name"]))
+                for file in self._rocks.families["pages"].live_files()
+                if len(cast(bytes, file["start_key"])) == _KEY_BYTES
+            )
+        index = bisect_right(self._files, piece + _BEHIND, key=itemgetter(0)) - 1
+        return self._rocks.database.path() + self._files[index][1] if index >= 0 else ""
 
     def _ingest(self, path: Path) -> None:
         options = IngestExternalFileOptions()

@@ -21,6 +21,7 @@ from rocksdict import WriteBatch
 
 from services.kvstore.chunk_log import ChunkLog
 from services.kvstore.errors import DamagedBlockError, DatabaseError, DataDirectoryError, NoSpaceError
+from services.kvstore.read_ahead import BlobPart, FileRange
 from services.kvstore.rocks import FAMILIES, Family, Rocks, check_format, open_rocks
 from services.kvstore.state import BlobId
 
@@ -152,10 +153,10 @@ class Database:
                 return self._log.get_many(keys)
             return cast("list[bytes | None]", rocks.families[family].get(cast("list[Any]", list(keys))))
 
-    def read_ahead(self, blob_ids: Iterable[BlobId]) -> None:
-        """Have the system read what is about to be asked for in another order than it lies on disk."""
+    def ranges(self, parts: Iterable[BlobPart]) -> list[FileRange]:
+        """About where on disk parts of blobs lie, in this order."""
         with self._using(writing=False):
-            self._log.read_ahead(blob_ids)
+            return self._log.ranges(parts)
 
     def scan(self, family: Family, prefix: bytes, limit: int, after: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` rows whose key starts with ``prefix``, in key order, behind the key ``after``."""

@@ -16,6 +16,8 @@ SEGMENT_BYTES = 64 * 2**20
 
 _NEARLY_DEAD = 0.9
 _MAX_DEAD_SHARE = 0.25
+_NO_DEAD_SHARE = 1 / 64
+"""Less than this is what a file holds beside its chunks."""
 _MANY = 1_024
 _MERGE_AT_LEAST = 8
 
@@ -34,6 +36,15 @@ class Extent:
     def dead_bytes(self) -> int:
         """Bytes that rewriting it would free."""
         return max(0, self.file_bytes - self.live_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A piece in its file: ``num_bytes`` from ``offset``, which is None where it is not known."""
+
+    offset: int | None
+    num_bytes: int
+    file_bytes: int
 
 
 class Extents:
@@ -66,10 +77,15 @@ class Extents:
         self.live_bytes += num_bytes
         return True
 
-    def live_bytes_of(self, piece: Piece) -> int:
-        """What a piece takes, if it is alive."""
+    def place(self, piece: Piece) -> Place:
+        """Where a piece lies in its file, if nothing that is dead lies between."""
         extent = self._find(piece)
-        return 0 if extent is None else extent.live.get(piece, 0)
+        if extent is None or piece not in extent.live:
+            return Place(None, 0, 0)
+        num_bytes = extent.live[piece]
+        if extent.dead_bytes > _NO_DEAD_SHARE * extent.file_bytes:
+            return Place(None, num_bytes, extent.file_bytes)
+        return Place(sum(size for other, size in extent.live.items() if other < piece), num_bytes, extent.file_bytes)
 
     def discard(self, piece: Piece) -> None:
         """Count a piece as dead."""

@@ -16,6 +16,7 @@ from services.kvstore.database import Database
 from services.kvstore.errors import DamagedBlockError, DamageError, DatabaseError, InvalidRequestError
 from services.kvstore.format import chunk_key, decode_chunk
 from services.kvstore.leases import Pin
+from services.kvstore.read_ahead import BlobPart, advise, parts
 from services.kvstore.shared_region import SharedRegion
 from services.kvstore.state import (
     TOKEN_BYTES,
@@ -142,10 +143,9 @@ async def read(store: Store, query: ReadQuery) -> AsyncGenerator[list[ReadChunk]
     # Held for the length of the read, whatever becomes of the lease.
     pin = Pin(namespace, tuple(page.key for page in pages), manifest and manifest.manifest_id)
     store.pins.pin(pin)
-    if query.order is Order.LAYER_MAJOR and items and (query.layers is None or query.layers.start == 0):
-        # Once for all the layers that will be asked for.
-        work = store.database.run(store.database.read_ahead, [page.blob.blob_id for page in pages])
-        store.background.spawn(work)
+    if query.order is Order.LAYER_MAJOR and items:
+        wanted = parts([page.blob for page in pages], query.layers)
+        store.background.spawn(store.database.run(_read_ahead, store.database, wanted))
     hops = _hops(items)
     ahead = _start(store.database, hops, query.region)
     usable = num_asked + 1
@@ -177,6 +177,10 @@ async def read(store: Store, query: ReadQuery) -> AsyncGenerator[list[ReadChunk]
         store.pins.unpin(pin)
         if ahead is not None and not ahead.cancel():
             ahead.exception()
+
+
+def _read_ahead(database: Database, wanted: list[BlobPart]) -> None:
+    advise(database.ranges(wanted))
 
 
 def _items(
