@@ -19,6 +19,7 @@ from services.engine.cache_manager import CacheManager
 from services.engine.choosing import new_chooser
 from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
+from services.engine.end_rules import EndRules
 from services.engine.errors import ModelUnusable
 from services.engine.fencing import Fencing
 from services.engine.guard.lexicon import Lexicon
@@ -31,7 +32,6 @@ from services.engine.servicer import EngineServicer, ModelFacts
 from services.engine.snapshot_writer import SnapshotWriter
 from services.engine.ssd_tier import SsdTier
 from services.engine.staging import Staging
-from services.engine.step import EndRules
 from services.engine.store_client import StoreClient
 from services.engine.waiting import AdmissionPolicy
 from services.identity import PAGE_TOKENS

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter as Counts
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -22,19 +21,21 @@ from prometheus_client import Counter
 
 from services.engine.choosing import TokenChooser
 from services.engine.conversations import Conversations
-from services.engine.errors import ContextExceeded, Draining, InvalidRequest, Overloaded
+from services.engine.errors import ContextExceeded, Draining, InvalidRequest
 from services.engine.load import Load, show
-from services.engine.request import Event, Failed, Finished, MissReason, Priority, Request, Sampled, Tier
+from services.engine.queue_limit import QueueLimit
+from services.engine.request import Event, Failed, Finished, Priority, Request, Sampled, Tier
 from services.engine.restore_cost import PrefillCost
-from services.engine.retry_delay import Job, Pace, RetryDelays
+from services.engine.restores import Restores
+from services.engine.retry_delay import Pace, RetryDelays
 from services.engine.runner import run, work_of
 from services.engine.runtime.gate import LayersMissing
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.scheduler import Scheduler
 from services.engine.seen_pages import SeenPages
-from services.engine.sequence import Sequence, State
+from services.engine.sequence import Sequence
 from services.engine.snapshot_writer import SnapshotWriter, Unsaved
-from services.engine.ssd_tier import Restored, SsdTier, StoredHit
+from services.engine.ssd_tier import SsdTier
 from services.engine.step import Plan, Terminal
 
 _MEASURE_EVERY_S = 0.5
@@ -86,16 +87,14 @@ class EngineCore:
         self._keys_of = keys_of
         self._seen = seen
         self.context_tokens = context_tokens
-        self._max_waiting = max_waiting
         self._wake = asyncio.Event()
         if writer is not None:
             writer.on_unpinned = self._wake.set
         self._is_draining = False
-        self._retry_delays = RetryDelays(Pace(prefill_cost.seconds(0, 256) / 256), time.monotonic)
+        self._pace = Pace(prefill_cost.seconds(0, 256) / 256)
         self._measured_s = 0.0
-        self._lookups = Counts[Priority]()  # choices whose stored state is being looked up
-        self._hits: dict[Sequence, StoredHit] = {}
-        self._restores: dict[Sequence, asyncio.Task[None]] = {}
+        self._restores = Restores(tier, scheduler, self._wake.set)
+        self._queue_limit = QueueLimit(max_waiting, scheduler, self._restores, RetryDelays(self._pace, time.monotonic))
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncGenerator[AsyncIterator[list[Event]]]:
@@ -110,9 +109,7 @@ class EngineCore:
         finally:
             sequence.cancel()
             self._conversations.left(sequence)
-            if (task := self._restores.get(sequence)) is not None:
-                # Behind its first step, which is queued already: a task that never began would free nothing.
-                asyncio.get_running_loop().call_soon(task.cancel)
+            self._restores.cancel(sequence)
             self._wake.set()
 
     async def run(self) -> None:
@@ -125,9 +122,9 @@ class EngineCore:
                 # Cleared before the look at the queues, so that nothing that comes during the look is slept through.
                 self._wake.clear()
                 plan = self._scheduler.schedule()
-                self._discard_hits()
+                self._restores.discard()
                 for sequence in plan.restores:
-                    self._restores[sequence] = tasks.create_task(self._restore(sequence))
+                    self._restores.begin(sequence, tasks)
                 if not plan.rows and not plan.copies:
                     self._measure()
                     with suppress(TimeoutError):
@@ -181,9 +178,7 @@ class EngineCore:
         if Tier.SSD in tiers and self._tier is not None:
             if self._writer is not None:
                 self._writer.forget(() if is_all else scopes | set(cache_scopes))
-            for sequence in [s for s in self._hits if s.state is State.WAITING and s.request.cache_scope in scopes]:
-                sequence.stored_tokens = 0
-                self._tier.release_soon(self._hits.pop(sequence))
+            self._restores.forget(scopes)
             stored_bytes = await self._tier.delete(cache_scopes, namespaces)
         return Flushed(num_blocks, stored_bytes)
 
@@ -212,7 +207,7 @@ class EngineCore:
         """The load now."""
         scheduler, oldest = self._scheduler, self._cache.tree.oldest_s()
         return Load(
-            queued=scheduler.num_queued + self._lookups.total(),
+            queued=scheduler.num_queued + self._restores.num_lookups(tuple(Priority)),
             running=len(scheduler.attached),
             blocks=self._cache.use(scheduler.attached),
             backlog_tokens=scheduler.backlog_tokens,
@@ -229,10 +224,7 @@ class EngineCore:
             raise InvalidRequest("token_ids", "at least one token is needed")
         if request.num_tokens >= self.context_tokens:
             raise ContextExceeded(request.num_tokens, self.context_tokens)
-        choices = request.sampling.choices
-        if choices > self._max_waiting:
-            raise InvalidRequest("sampling.choices", f"must be at most {self._max_waiting} here")
-        self._refuse_if_full(request)
+        self._queue_limit.check(request)
         room = self.context_tokens - request.num_tokens
         wanted = request.sampling.max_tokens
         sequence = Sequence.of(
@@ -241,76 +233,18 @@ class EngineCore:
             room if wanted is None else min(wanted, room),
             new_chooser=self._new_chooser,
         )
-        if self._tier is not None:
-            self._lookups[request.priority] += choices
-            try:
-                resident = self._cache.match(sequence).num_tokens(self._cache.block_tokens)
-                found = await self._tier.lookup(request, resident)
-            finally:
-                self._lookups[request.priority] -= choices
-            sequence.stored_is_short = found.is_short
-            if found.hit is not None:
-                self._hits[sequence] = found.hit
-                sequence.stored_tokens = found.hit.num_tokens
+        await self._restores.look_up(sequence)
         self._conversations.arrived(sequence)
         self._scheduler.add(sequence)
         self._wake.set()
         return sequence
-
-    def _refuse_if_full(self, request: Request) -> None:
-        """Raises Overloaded. Background requests take no place in the queue from interactive ones."""
-        classes = tuple(Priority) if request.is_background else (Priority.INTERACTIVE,)
-        choices = request.sampling.choices
-        waiting = self._scheduler.num_queued_of(*classes) + sum(self._lookups[one] for one in classes)
-        num_over = waiting + choices - self._max_waiting
-        if num_over <= 0:
-            return
-        delay_s = self._retry_delays.delay_s(
-            *self._jobs(),
-            self._scheduler.max_running,
-            num_over=num_over,
-            choices=choices,
-            is_background=request.is_background,
-        )
-        raise Overloaded(f"{waiting} requests are waiting", retry_after_s=delay_s)
-
-    def _jobs(self) -> tuple[list[Job], list[Job]]:
-        """What runs, and what waits in order of admission, choice by choice."""
-        scheduler = self._scheduler
-        attached, waiting = scheduler.attached, list[Job]()
-        for sequence in (*attached, *scheduler.waiting):
-            if sequence.state is State.WAITING:
-                waiting.append(_job(sequence, scheduler.admission.num_uncached(sequence)))
-            waiting += [_job(sequence, 0)] * sequence.num_to_follow
-        return [_job(s, 0 if s.num_output else s.num_pending) for s in attached], waiting
-
-    async def _restore(self, sequence: Sequence) -> None:
-        assert self._tier is not None
-        assert sequence.gate is not None
-        hit, gate = self._hits.pop(sequence), sequence.gate
-        gate.on_open = self._wake.set
-        resident = sequence.num_computed
-        restored = Restored(resident, MissReason.RESTORE_FAILED)
-        try:
-            restored = await self._tier.restore(sequence.request, hit, tuple(sequence.block_ids), resident, gate)
-        except asyncio.CancelledError:
-            if not sequence.is_cancelled:
-                raise
-        except Exception:  # noqa: BLE001 - a restore may fall short, it may not end the engine
-            _log.exception("a restore failed")
-        finally:
-            gate.fail()
-            del self._restores[sequence]
-            self._scheduler.restored(sequence, restored.num_tokens, restored.miss)
-            self._wake.set()
 
     async def _settled(self, plan: Plan) -> bool:
         """Wait for the end of the restore that a step was computed along with; whether the step may be kept."""
         sequence = plan.restoring
         if sequence is None:
             return True
-        if (task := self._restores.get(sequence)) is not None:
-            await asyncio.wait((task,))
+        await self._restores.ended(sequence)
         return sequence.num_computed == sequence.stored_tokens
 
     def _begin_again(self, plan: Plan, error: LayersMissing) -> None:
@@ -324,7 +258,7 @@ class EngineCore:
         _COMPUTED.inc(num_tokens)
         decodes = [row for row in plan.rows if row.sequence.num_output and row.num_tokens <= _MAX_DECODE_TOKENS]
         decoded = sum(row.num_computed for row in decodes)
-        self._retry_delays.pace.observe_step(num_tokens - decoded, len(decodes), seconds)
+        self._pace.observe_step(num_tokens - decoded, len(decodes), seconds)
         if plan.restoring is None:
             positions = sum(row.num_computed * (2 * row.start + row.num_computed - 1) // 2 for row in plan.rows)
             self._prefill_cost.observe(num_tokens, positions, seconds)
@@ -333,7 +267,7 @@ class EngineCore:
         terminals = self._scheduler.commit(plan, chosen)
         _ACCEPTED.inc(sum(row.sequence.num_accepted for row in plan.rows) - num_accepted)
         for terminal in terminals:
-            self._retry_delays.pace.observe_output(terminal.sequence.num_output)
+            self._pace.observe_output(terminal.sequence.num_output)
             self._offer(terminal)
         if self._writer is not None:
             self._writer.press(self._cache.pool.num_free, self._cache.pool.num_blocks)
@@ -356,20 +290,9 @@ class EngineCore:
         if self._writer is not None and request.persist and not sequence.choice:
             self._writer.offer(Unsaved(request, token_ids, terminal.node))
 
-    def _discard_hits(self) -> None:
-        """Give back the leases of requests that were admitted without them or left before that."""
-        for sequence in [s for s in self._hits if s.state in (State.RUNNING, State.FINISHED)]:
-            hit = self._hits.pop(sequence)
-            if self._tier is not None:
-                self._tier.release_soon(hit)
-
     def _measure(self) -> None:
         self._measured_s = time.monotonic()
         show(self.load(), self._scheduler.running)
-
-
-def _job(sequence: Sequence, prompt_tokens: int) -> Job:
-    return Job(prompt_tokens, sequence.num_output, sequence.max_tokens)
 
 
 async def _events(sequence: Sequence) -> AsyncIterator[list[Event]]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 
 from services.engine.admission import Admission
 from services.engine.cache_manager import BlockCopy, CacheManager
 from services.engine.chunks import chunks
-from services.engine.draft.draft_length import Draft, draft_lengths
+from services.engine.drafting import with_drafts
+from services.engine.end_rules import EndRules
 from services.engine.node import Node
 from services.engine.request import (
     Failed,
@@ -34,7 +34,7 @@ from services.engine.request import (
 )
 from services.engine.runtime.gate import LayerGate
 from services.engine.sequence import Sequence, State
-from services.engine.step import EndRules, Plan, PlanRow, Terminal
+from services.engine.step import Plan, PlanRow, Terminal
 from services.engine.waiting import DEFAULT_POLICY, AdmissionPolicy
 
 
@@ -121,7 +121,8 @@ class Scheduler:
         rows = [row for row in rows if row.sequence.state is State.RUNNING and row.start == row.sequence.num_computed]
         budget = self._step_tokens - len(rows)
         if self._drafts and rows:
-            rows = self._with_drafts(rows, budget)
+            num_prefill = min(budget, sum(s.num_pending for s in self.running) - len(rows))
+            rows = with_drafts(rows, num_prefill, budget, self.cache, self._rules.context_tokens)
             budget -= sum(len(row.draft) for row in rows)
         planned = {id(row.sequence) for row in rows}
         prefilling = [s for s in self.running if s.num_pending and id(s) not in planned]
@@ -263,29 +264,6 @@ class Scheduler:
                 sequence.state = State.RUNNING
                 self.running.append(sequence)
 
-    def _with_drafts(self, rows: list[PlanRow], budget: int) -> list[PlanRow]:
-        """Decode rows with drafts, for which nobody gives way: at most half of the budget that prompts need, and free
-        blocks only."""
-        drafts = [self._draft(row.sequence) for row in rows]
-        num_prefill = min(budget, sum(s.num_pending for s in self.running) - len(rows))
-        lengths = draft_lengths(drafts, len(rows) + num_prefill, budget // 2 if num_prefill else budget)
-        drafting: list[PlanRow] = []
-        for row, draft, length in zip(rows, drafts, lengths, strict=True):
-            sequence = row.sequence
-            if draft.token_ids and not length:
-                sequence.drafter.skipped()
-            num_blocks = self.cache.borrow(sequence, sequence.num_tokens + length)
-            room = len(sequence.block_ids) * self.cache.block_tokens - sequence.num_tokens
-            drafting.append(replace(row, draft=draft.token_ids[: min(length, room)], draft_blocks=num_blocks))
-        return drafting
-
-    def _draft(self, sequence: Sequence) -> Draft:
-        """At least one token is sampled behind a draft."""
-        left = min(sequence.max_tokens - sequence.num_output, self._rules.context_tokens - sequence.num_tokens)
-        if left < 2 or not sequence.request.drafts:
-            return Draft()
-        return sequence.drafter.propose(sequence.token_ids, left - 1, sequence.chooser.forced())
-
     def _take(self, row: PlanRow, chosen: tuple[Sampled, ...]) -> int:
         """Add the chosen tokens up to the first that ends the output; how many these are."""
         sequence = row.sequence
@@ -300,7 +278,7 @@ class Scheduler:
                 sequence.is_broken = True
                 break
             taken.append(one)
-            self._push(sequence, one)
+            self._rules.push(sequence, one)
             if sequence.finish_reason is not None:
                 break
         logprobs = tuple(one.logprobs for one in taken if one.logprobs is not None)
@@ -312,21 +290,6 @@ class Scheduler:
             sequence.num_accepted += num_accepted
             sequence.drafter.verified(len(row.draft), len(chosen) - 1)
         return len(taken)
-
-    def _push(self, sequence: Sequence, sampled: Sampled) -> None:
-        token_id = sampled.token_id
-        sequence.append(token_id)
-        sampling = sequence.request.sampling
-        sequence.stop_hit = sequence.stop.push(b"" if sampled.is_inside else self._rules.spell(token_id))
-        is_end = token_id in self._rules.end_token_ids and not sampling.ignore_end
-        if not sampled.is_inside and (is_end or token_id in sampling.stop_token_ids):
-            sequence.finish_reason = FinishReason.STOP
-        elif sequence.stop_hit is not None:
-            sequence.finish_reason = FinishReason.STOP_TEXT
-        elif sequence.num_output >= sequence.max_tokens or sequence.num_tokens >= self._rules.context_tokens:
-            sequence.finish_reason = FinishReason.LENGTH
-        elif sampled.is_loop:
-            sequence.finish_reason = FinishReason.LOOP
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Terminal:
         self.running.remove(sequence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.engine.cache_manager import BlockCopy
@@ -50,12 +49,3 @@ class Terminal:
     sequence: Sequence
     node: Node
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndRules:
-    """What ends an output beside the request's own limits."""
-
-    end_token_ids: frozenset[int]
-    context_tokens: int
-    spell: Callable[[int], bytes]  # bytes of a token for stop texts; b"" for special tokens

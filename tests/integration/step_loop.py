@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 
 from services.engine.blocks import BlockPool
 from services.engine.cache_manager import CacheManager
+from services.engine.end_rules import EndRules
 from services.engine.prefix_tree import PrefixTree
 from services.engine.request import Request, SamplingParams
 from services.engine.runner import run, work_of
 from services.engine.runtime import PagedRuntime, load_model
 from services.engine.scheduler import Scheduler
 from services.engine.sequence import Sequence
-from services.engine.step import EndRules
 
 _CODE = """def parse_config(path: str) -> dict:
     with open(path) as f:

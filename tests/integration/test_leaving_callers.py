@@ -16,6 +16,7 @@ from services.engine.blocks import BlockPool
 from services.engine.cache_manager import CacheManager
 from services.engine.choosing import new_chooser
 from services.engine.core import EngineCore
+from services.engine.end_rules import EndRules
 from services.engine.prefix_tree import PrefixTree
 from services.engine.request import Progress, Request, SamplingParams, Tokens
 from services.engine.restore_cost import PrefillCost
@@ -23,7 +24,6 @@ from services.engine.runtime import PagedRuntime, load_model
 from services.engine.scheduler import Scheduler
 from services.engine.seen_pages import SeenPages
 from services.engine.sequence import Sequence
-from services.engine.step import EndRules
 from tests.contract.engine_client import write_tiny_engine_model
 
 STEP_TOKENS = 32

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from services.engine.blocks import BlockPool
 from services.engine.cache_manager import CacheManager, PoolUse
+from services.engine.end_rules import EndRules
 from services.engine.prefix_tree import PrefixTree
 from services.engine.request import Priority, Request, Sampled, SamplingParams
 from services.engine.scheduler import Scheduler
 from services.engine.sequence import Sequence, State
-from services.engine.step import EndRules, Plan, Terminal
+from services.engine.step import Plan, Terminal
 from services.engine.waiting import DEFAULT_POLICY, AdmissionPolicy
 from tests.unit.engine.memory import to_bytes, to_ids
 

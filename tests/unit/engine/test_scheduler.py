@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.engine.end_rules import EndRules
 from services.engine.request import (
     Admitted,
     Failed,
@@ -22,7 +23,7 @@ from services.engine.request import (
 )
 from services.engine.scheduler import Scheduler
 from services.engine.sequence import Sequence, State
-from services.engine.step import EndRules, Plan, PlanRow, Terminal
+from services.engine.step import Plan, PlanRow, Terminal
 from tests.unit.engine.memory import Memory, Prefix, to_ids
 
 BLOCK = 4
