@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import Counter
@@ -23,11 +24,12 @@ from services.engine.prefix_tree import PrefixTree
 from services.engine.request import Request
 from services.engine.runtime.paged import PagedRuntime
 from services.engine.ssd_tier import SsdTier
-from services.engine.store_calls import SnapshotWrite, StoreUnavailable
+from services.engine.store_calls import OutdatedWrite, SnapshotWrite, StoreUnavailable
 from services.engine.store_client import Snapshot, StoreClient
 from services.identity import PAGE_TOKENS
 
 _WRITE_TIMEOUT_S = 120.0
+_MAX_ATTEMPTS = 3
 _MAX_CONVERSATIONS = 4096
 _SHORT = 0.25
 """Share of free blocks below which states are written that are not yet evicted."""
@@ -194,13 +196,7 @@ class SnapshotWriter:
             tenant=request.tenant,
         )
         try:
-            async with self._client.write(snapshot, _WRITE_TIMEOUT_S) as write:
-                for page in write.needed_pages:
-                    await self._send(write, keys[page], block_ids, token_ids, page * PAGE_TOKENS, PAGE_TOKENS)
-                first = len(keys) * PAGE_TOKENS
-                if (rest := len(token_ids) // 4 - first) > 0:
-                    await self._send(write, None, block_ids, token_ids, first, rest)
-                dropped = await write.commit()
+            dropped = await self._send_all(snapshot, block_ids)
         except (StoreUnavailable, TimeoutError) as error:
             dropped = str(error)
         if dropped is not None:
@@ -213,6 +209,20 @@ class SnapshotWriter:
             self._stored.move_to_end(state.conversation)
             if len(self._stored) > _MAX_CONVERSATIONS:
                 self._stored.popitem(last=False)
+
+    async def _send_all(self, snapshot: Snapshot, block_ids: Sequence[int]) -> str | None:
+        """None when it is stored, or why not. Raises StoreUnavailable."""
+        token_ids, keys = snapshot.token_ids, snapshot.page_keys
+        for _ in range(_MAX_ATTEMPTS):
+            with suppress(OutdatedWrite):
+                async with self._client.write(snapshot, _WRITE_TIMEOUT_S) as write:
+                    for page in write.needed_pages:
+                        await self._send(write, keys[page], block_ids, token_ids, page * PAGE_TOKENS, PAGE_TOKENS)
+                    first = len(keys) * PAGE_TOKENS
+                    if (rest := len(token_ids) // 4 - first) > 0:
+                        await self._send(write, None, block_ids, token_ids, first, rest)
+                    return await write.commit()
+        return "what it shares with others was deleted again and again"
 
     async def _send(
         self,

@@ -26,6 +26,10 @@ class NoSharedMemory(StoreUnavailable):
     """The store cannot reach lent memory; it can send the bytes."""
 
 
+class OutdatedWrite(StoreUnavailable):
+    """What the store had when a write began was deleted before its end; sent anew, the write is whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Bytes of one layer of a page (``page`` indexes the read's keys) or of the tail (None).
@@ -131,12 +135,14 @@ class SnapshotWrite:
             await self._write(snapshot_pb2.WriteRequest(chunk=chunk))
 
     async def commit(self) -> str | None:
-        """Make it durable; None, or why the store dropped it."""
+        """Make it durable; None, or why the store dropped it. Raises OutdatedWrite."""
         await self._write(snapshot_pb2.WriteRequest(commit=snapshot_pb2.Commit()))
         await self._call.done_writing()
         answer = await message_of(self._call)
         if answer is None or not answer.HasField("result"):
             raise StoreUnavailable("the write ended without a result")
+        if answer.result.may_repeat:
+            raise OutdatedWrite(answer.result.dropped_reason)
         return None if answer.result.stored else answer.result.dropped_reason or "dropped"
 
     async def _write(self, request: snapshot_pb2.WriteRequest) -> None:

@@ -155,6 +155,7 @@ def result_message(outcome: Outcome) -> snapshot_pb2.WriteResult:
         stored_bytes=outcome.stored_bytes,
         deduplicated_pages=outcome.deduplicated_pages,
         dropped_reason=outcome.dropped_reason or "",
+        may_repeat=outcome.may_repeat,
     )
 
 

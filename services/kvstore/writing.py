@@ -28,11 +28,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a Write; ``dropped_reason`` is None when it is stored and durable."""
+    """What became of a Write; ``dropped_reason`` is None when it is stored and durable.
+
+    ``may_repeat``: dropped because others have deleted meanwhile what it counted on.
+    """
 
     stored_bytes: int
     deduplicated_pages: int
     dropped_reason: str | None
+    may_repeat: bool = False
 
 
 class WriteSession:
@@ -123,7 +127,7 @@ class WriteSession:
             for index, key in enumerate(header.page_keys):
                 stored = store.catalog.page(header.namespace, key)
                 if stored is None and key not in sent:
-                    return self._dropped(f"page {index} is neither present nor sent")
+                    return Outcome(0, 0, f"page {index} was deleted while this was written", may_repeat=True)
                 if stored is not None and key in sent:
                     _check_equal(index, sent[key], stored)
             if (misplaced := store.catalog.first_misplaced(header.namespace, header.page_keys)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ class SlowStore(snapshot_pb2_grpc.SnapshotServiceServicer):
         self.fail_after_bytes: int | None = None
         self.tamper: Callable[[list[snapshot_pb2.Chunk]], list[snapshot_pb2.Chunk] | None] = lambda chunks: chunks
         """What becomes of a message's chunks; None ends the stream."""
+        self.before_commits: list[Callable[[], Awaitable[None]]] = []
+        """Called once each, one before each commit that is passed on."""
         self._stub = stub
         self._link = asyncio.Lock()
 
@@ -54,6 +56,8 @@ class SlowStore(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def Write(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         call = self._stub.Write()
         async for request in request_iterator:
+            if request.WhichOneof("step") == "commit" and self.before_commits:
+                await self.before_commits.pop(0)()
             await call.write(request)
             if request.WhichOneof("step") != "chunk":
                 yield await call.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -12,6 +13,7 @@ from fencepost.engine.v1 import engine_pb2 as pb
 
 from services import rpc
 from tests.contract.engine_client import EngineClient, run_engine, run_kvstore, write_tiny_engine_model
+from tests.contract.slow_store import run_slow_store
 
 BLOCK_BYTES = 16 * 512
 SYSTEM = random.Random(0).choices(range(3, 500), k=64)
@@ -115,6 +117,21 @@ async def test_deleting_a_conversation_removes_what_was_stored_of_it(
             await engine.settled()
         async with run_engine(model, address) as engine:
             assert await cached(engine, first, pb.TIER_SSD) == 300, "what the other one shares"
+        async with run_engine(model, address) as engine:
+            assert await cached(engine, second, pb.TIER_SSD) == len(second)
+
+
+async def test_a_state_is_stored_though_what_it_shares_is_deleted_while_it_is_written(model: Path, tmp_path: Path):
+    async with run_kvstore(tmp_path) as address, run_slow_store(address) as (store, passed_on):
+        async with run_engine(model, passed_on) as engine:
+            shared = prompt(0, 300)
+            await turn(engine, shared, "first")
+            await engine.settled()
+            store.before_commits.append(partial(release, engine, "first", delete=True))
+            second = [*shared, *prompt(2, 400)[64:]]
+            await turn(engine, second, "second")
+            await engine.settled()
+            assert not store.before_commits
         async with run_engine(model, address) as engine:
             assert await cached(engine, second, pb.TIER_SSD) == len(second)
 

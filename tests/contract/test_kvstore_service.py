@@ -378,8 +378,23 @@ async def test_write_of_a_deleted_tenant_is_dropped_at_its_commit(client: Client
     call, needed = await client.begin(written)
     await client.delete(tenant="tenant")
     result = await client.finish(call, written.chunks(needed))
-    assert (result.stored, result.dropped_reason) == (False, "deleted while it was written")
+    assert (result.stored, result.may_repeat) == (False, False)
+    assert result.dropped_reason == "deleted while it was written"
     assert (await client.stats()).bytes == 0
+
+
+async def test_a_write_whose_shared_pages_are_deleted_is_dropped_and_whole_when_sent_anew(client: Client) -> None:
+    first = state(600, 1)
+    second = first.then(300, 2)
+    await client.write(first)
+    call, needed = await client.begin(second)
+    assert needed == [2]
+    await client.delete(manifest=snapshot_pb2.ManifestId(namespace=NAMESPACE, manifest_id=first.manifest_id))
+    result = await client.finish(call, second.chunks(needed))
+    assert (result.stored, result.may_repeat) == (False, True)
+    assert result.dropped_reason == "page 0 was deleted while this was written"
+    assert (await client.write(second)).stored
+    assert await client.full_hit(second)
 
 
 async def test_restart_keeps_every_state_and_the_byte_count(tmp_path: Path) -> None:
