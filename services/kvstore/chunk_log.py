@@ -11,27 +11,31 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import struct
 import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 from rocksdict import IngestExternalFileOptions, SstFileWriter, WriteBatch
 
+from services.kvstore.chunk_directory import (
+    BEHIND,
+    KEY_BYTES,
+    PIECE_SIZE,
+    SEGMENT,
+    ChunkFile,
+    chunk_files,
+    found_extents,
+    found_pieces,
+)
 from services.kvstore.extents import PIECE_BYTES, SEGMENT_BYTES, Extent, Extents, Piece
-from services.kvstore.format import CHUNK_KEY_BYTES
 from services.kvstore.read_ahead import BlobPart, FileRange
 from services.kvstore.rocks import DIRECTORY, Rocks, page_options
 from services.kvstore.state import ID_BYTES, BlobId
 
-_SEGMENT = struct.Struct(">Q")
-_BYTES = struct.Struct("<Q")
-_KEY_BYTES = _SEGMENT.size + CHUNK_KEY_BYTES
-_BEHIND = b"\xff" * (_KEY_BYTES - PIECE_BYTES + 1)
 _Rows = dict[bytes, bytes]
 _log = logging.getLogger(__name__)
 
@@ -55,7 +59,7 @@ class ChunkLog:
         self._in_flight: dict[BlobId, _Rows] = {}
         self._pieces: dict[BlobId, tuple[Piece, ...]] = {}
         self._extents = Extents()
-        self._files: list[tuple[bytes, str]] = []
+        self._files: list[ChunkFile] = []
         self._next_segment = 1
         incoming.mkdir(exist_ok=True)
         for leftover in incoming.iterdir():
@@ -88,7 +92,7 @@ class ChunkLog:
             with self._lock:
                 self._in_flight, self._pending, self._pending_bytes = self._pending, {}, 0
                 rows = [row for blob in self._in_flight.values() for row in blob.items()]
-                segment = _SEGMENT.pack(self._next_segment)
+                segment = SEGMENT.pack(self._next_segment)
                 self._next_segment += 1
             if rows:
                 self._write(segment, sorted(rows))
@@ -106,7 +110,7 @@ class ChunkLog:
                         found[place] = rows[blob_id].get(key)
                 if found[place] is None:
                     pieces = self._pieces.get(blob_id, ())
-                    wanted += [piece[: _SEGMENT.size] + key for piece in pieces]
+                    wanted += [piece[: SEGMENT.size] + key for piece in pieces]
                     places += [place] * len(pieces)
         if wanted:
             values = cast("list[bytes | None]", self._rocks.families["pages"].get(cast("list[Any]", wanted)))
@@ -169,7 +173,7 @@ class ChunkLog:
     def delete_chunk(self, key: bytes) -> None:
         """Forget one chunk."""
         for piece in self._pieces.get(BlobId(key[:ID_BYTES]), ()):
-            self._rocks.families["pages"].delete(piece[: _SEGMENT.size] + key)
+            self._rocks.families["pages"].delete(piece[: SEGMENT.size] + key)
 
     def rewrite(self, limit_bytes: int) -> bool:
         """Give space back from one file, or some neighbours; False when that is not worth it.
@@ -215,7 +219,7 @@ class ChunkLog:
             writer.open(str(path))
             for key, value in rows:
                 writer[segment + key] = value
-                sizes[BlobId(key[:ID_BYTES])] += _KEY_BYTES + len(value)
+                sizes[BlobId(key[:ID_BYTES])] += KEY_BYTES + len(value)
             # The writer syncs with the interpreter lock held; after this it has little left to do.
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -235,7 +239,7 @@ class ChunkLog:
                 # Those that are gone were deleted meanwhile.
                 if blob_id in self._in_flight:
                     piece = Piece(segment + blob_id)
-                    batch.put(piece, _BYTES.pack(num_bytes), self._rocks.column_families[DIRECTORY])
+                    batch.put(piece, PIECE_SIZE.pack(num_bytes), self._rocks.column_families[DIRECTORY])
                     self._extents.revive(piece, num_bytes)
                     self._pieces[blob_id] = (*self._pieces.get(blob_id, ()), piece)
             self._in_flight = {}
@@ -243,15 +247,10 @@ class ChunkLog:
 
     def _path_of(self, piece: Piece) -> str:
         """The file that holds it; "" where there is none."""
-        if not self._files:
-            # Listing them takes a while where there are thousands.
-            self._files = sorted(
-                (cast(bytes, file["start_key"]), cast(str, file["name"]))
-                for file in self._rocks.families["pages"].live_files()
-                if len(cast(bytes, file["start_key"])) == _KEY_BYTES
-            )
-        index = bisect_right(self._files, piece + _BEHIND, key=itemgetter(0)) - 1
-        return self._rocks.database.path() + self._files[index][1] if index >= 0 else ""
+        # Listing them takes a while where there are thousands.
+        self._files = self._files or chunk_files(self._rocks)
+        index = bisect_right(self._files, piece + BEHIND, key=attrgetter("first")) - 1
+        return self._rocks.database.path() + self._files[index].name if index >= 0 else ""
 
     def _ingest(self, path: Path) -> None:
         options = IngestExternalFileOptions()
@@ -262,7 +261,7 @@ class ChunkLog:
         """Rewrite the files from ``first`` to ``last`` without what lies between ``live`` pieces."""
         # The deletions become a file of their own, and what it overlaps is rewritten: so it begins before the first key
         # and ends behind the last. As no two files share a segment it overlaps no others.
-        starts = [first[: PIECE_BYTES - 1], *(piece + _BEHIND for piece in live)]
+        starts = [first[: PIECE_BYTES - 1], *(piece + BEHIND for piece in live)]
         ends = [*live, max(last, starts[-1]) + b"\0"]
         for start, end in zip(starts, ends, strict=True):
             self._rocks.families["pages"].delete_range(start, end, write_opt=self._rocks.no_wal)
@@ -282,68 +281,20 @@ class ChunkLog:
                 except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
                     _log.warning("%s is lost: %s", path.name, error)
             shutil.rmtree(lost, ignore_errors=True)
-        extents: list[Extent] = []
-        for file in sorted(self._rocks.families["pages"].live_files(), key=lambda file: file["start_key"]):
-            first, last = cast(bytes, file["start_key"]), cast(bytes, file["end_key"])
-            # Files of all families come here, and those of deletions; no other keys are like these.
-            if not len(first) == len(last) == _KEY_BYTES or first[0]:
-                continue
-            self._next_segment = max(self._next_segment, 1 + _SEGMENT.unpack_from(last)[0])
-            if extents and first <= extents[-1].last:
-                # A chunk deleted by itself lies above the file that holds it.
-                extents[-1].last = max(last, extents[-1].last)
-                extents[-1].file_bytes += cast(int, file["size"])
-            else:
-                extents.append(Extent(first, last, cast(int, file["size"])))
+        extents = found_extents(self._rocks)
         for extent in extents:
+            self._next_segment = max(self._next_segment, 1 + SEGMENT.unpack_from(extent.last)[0])
             self._extents.add(extent)
-        try:
-            entries = None if is_repaired else list(self._entries())
-        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
-            _log.error("the directory of chunks is unreadable: %s", error)
-            entries = None
-        for piece, num_bytes in self._rebuilt(extents) if entries is None else entries:
-            self._next_segment = max(self._next_segment, 1 + _SEGMENT.unpack_from(piece)[0])
+        for piece, num_bytes in found_pieces(self._rocks, extents, is_repaired=is_repaired):
+            self._next_segment = max(self._next_segment, 1 + SEGMENT.unpack_from(piece)[0])
             if self._extents.revive(piece, num_bytes):
-                blob_id = BlobId(piece[_SEGMENT.size :])
+                blob_id = BlobId(piece[SEGMENT.size :])
                 self._pieces[blob_id] = (*self._pieces.get(blob_id, ()), piece)
-
-    def _entries(self) -> Iterator[tuple[Piece, int]]:
-        rows = self._rocks.families[DIRECTORY].iter()
-        rows.seek(b"")
-        while rows.valid():
-            piece, size = cast(bytes, rows.key()), cast(bytes, rows.value())
-            if len(piece) == PIECE_BYTES and len(size) == _BYTES.size:
-                yield Piece(piece), _BYTES.unpack(size)[0]
-            rows.next()
-        rows.status()
-
-    def _rebuilt(self, extents: Sequence[Extent]) -> list[tuple[Piece, int]]:
-        """The directory from the chunks themselves, a block read for each piece; sizes are only about right."""
-        self._rocks.families[DIRECTORY].delete_range(b"", b"\xff" * (PIECE_BYTES + 1))
-        found: list[tuple[Piece, int]] = []
-        batch = WriteBatch(raw_mode=True)
-        for extent in extents:
-            pieces: list[Piece] = []
-            rows = self._rocks.families["pages"].iter()
-            rows.seek(extent.first)
-            while rows.valid() and (key := cast(bytes, rows.key())) <= extent.last:
-                pieces.append(Piece(key[:PIECE_BYTES]))
-                rows.seek(pieces[-1] + _BEHIND)
-            try:
-                rows.status()
-            except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
-                _log.warning("a block of chunks is damaged: %s", error)
-            for piece in pieces:
-                found.append((piece, extent.file_bytes // len(pieces)))
-                batch.put(piece, _BYTES.pack(found[-1][1]), self._rocks.column_families[DIRECTORY])
-        self._rocks.database.write(batch)
-        return found
 
     def _keys(self, piece: Piece) -> Iterator[bytes]:
         rows = self._rocks.families["pages"].iter()
         rows.seek(piece)
         while rows.valid() and (key := cast(bytes, rows.key())).startswith(piece):
-            yield key[_SEGMENT.size :]
+            yield key[SEGMENT.size :]
             rows.next()
         rows.status()
