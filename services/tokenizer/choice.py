@@ -75,9 +75,14 @@ class Choice:
         return self._stream.stop_text
 
     @property
-    def has_calls(self) -> bool:
-        """Whether a call is complete."""
-        return bool(self._calls)
+    def calls(self) -> Mapping[int, Call]:
+        """The complete ones by index."""
+        return self._calls
+
+    @property
+    def text(self) -> str:
+        """Of the answer, without thinking and calls."""
+        return "".join(self._content)
 
     def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[AnswerEvent]:
         """Events of newly sampled ids."""

@@ -12,7 +12,7 @@ from services.tokenizer.dialects.events import ToolGrammar, ToolSpec
 from services.tokenizer.dialects.registry import DIALECTS
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.fence.fence import Fence, Fences, PromptEnd, follows_text
-from services.tokenizer.fence.flat import describe
+from services.tokenizer.fence.flat import describe, place_named
 from services.tokenizer.fence.program import GrammarSyntax, Relaxed
 from services.tokenizer.fence_messages import write_program
 from tests.unit.tokenizer.fence.agent_tools import TOOLS, fields, text, tool, whole
@@ -154,13 +154,14 @@ def test_grammars_of_custom_tools_come_along():
 def test_what_the_engine_does_not_enforce_is_named_as_the_caller_knows_it():
     fence = derived(asked(tool("f", fields("a", a=whole(multipleOf=3), b=text()))))
     number = fence.program.places.index("tools.f.a")
-    assert describe(Relaxed(f"nodes[{number}]", "multipleOf"), fence.program.places) == (
-        "not enforced: multipleOf of tools.f.a"
-    )
-    inside = describe(Relaxed(f"nodes[{number}]/items/0", "format"), fence.program.places)
-    assert inside == "not enforced: format of tools.f.a/items/0"
-    assert describe(Relaxed("nodes[999]", "x"), fence.program.places) == "not enforced: x of nodes[999]"
-    assert describe(Relaxed("tools.g.y", "x"), ()) == "not enforced: x of tools.g.y"
+
+    def named(place: str) -> str:
+        return describe(place_named(Relaxed(place, "format"), fence.program.places))
+
+    assert named(f"nodes[{number}]") == "not enforced: format of tools.f.a"
+    assert named(f"nodes[{number}]/items/0") == "not enforced: format of tools.f.a/items/0"
+    assert named("nodes[999]") == "not enforced: format of nodes[999]"
+    assert named("tools.g.y") == "not enforced: format of tools.g.y"
 
 
 def test_an_assistants_text_at_the_end_is_gone_on_with():
