@@ -50,6 +50,11 @@ class Fence:
     relaxed: tuple[Relaxed, ...]
     """What the program leaves out; the engine may find more that it cannot keep."""
 
+    @property
+    def marks_thinking(self) -> bool:
+        """Whether an answer's thinking ends where it is closed, and nowhere else: no call can begin in it."""
+        return self.start is None or self.thinking_ids is not None
+
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from fencepost.engine.v1 import fence_pb2 as pb
 
 from services.tokenizer.conversation import Call, Conversation, Message, OutputFormat, Role, ToolMode
 from services.tokenizer.dialects.events import ToolGrammar, ToolSpec
 from services.tokenizer.dialects.registry import DIALECTS
+from services.tokenizer.engine_messages import write_generate
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.fence.fence import Fence, Fences, PromptEnd, follows_text
 from services.tokenizer.fence.flat import describe, place_named
 from services.tokenizer.fence.program import GrammarSyntax, Relaxed
 from services.tokenizer.fence_messages import write_program
+from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.routing import Routing
+from services.tokenizer.sampling import Sampling
 from tests.unit.tokenizer.fence.agent_tools import TOOLS, fields, text, tool, whole
 
 PLAIN = PromptEnd(starts_in_reasoning=False, may_think=False, follows_text=False)
@@ -90,6 +95,26 @@ def test_a_prompt_that_opens_thinking_gates_the_program_by_its_token():
     spelt = write_program(derived(asked(*TOOLS, mode=ToolMode.REQUIRED), THINKING, {}))
     assert not spelt.reasoning_gate
     assert [node.raw.after for node in spelt.nodes if node.HasField("raw")] == ["</think>\n\n"]
+
+
+def test_the_engine_is_told_which_tokens_enclose_thinking_where_a_call_may_start():
+    def told(fence: Fence) -> tuple[int, int] | None:
+        request = GenerationRequest("x", Sampling(), Routing("t", "t", "k"), None, warm_up_only=False, fence=fence)
+        sent = write_generate(request, np.array([1], np.int32))
+        return (sent.reasoning.start_id, sent.reasoning.end_id) if sent.HasField("reasoning") else None
+
+    for end in (PLAIN, THINKING):
+        assert told(derived(asked(*TOOLS), end)) == (5, 6)
+        assert told(derived(asked(*TOOLS), end, ids={})) is None
+    # Calls at once: there is no free text in which thinking could open.
+    assert told(derived(asked(*TOOLS, mode=ToolMode.REQUIRED))) is None
+    assert told(derived(asked(*TOOLS, mode=ToolMode.REQUIRED), THINKING)) == (5, 6)
+
+
+def test_only_a_call_that_text_starts_may_begin_in_thinking():
+    assert derived(asked(*TOOLS)).marks_thinking
+    assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED), ids={}).marks_thinking
+    assert not derived(asked(*TOOLS), ids={}).marks_thinking
 
 
 def test_a_model_that_may_think_is_let_think_first():
