@@ -159,8 +159,8 @@ class CompiledFence:
             illegal.add(self.trigger_id)
         # Spelt out, a trigger, or the beginning of thinking, would be read as one, too.
         spelt = [bare + (b"" if self.trigger_id is None else self.tokens.spellings[self.trigger_id])]
-        if trigger is not None and reasoning_start_id is not None:
-            spelt.append(self.tokens.spellings[reasoning_start_id])
+        if trigger is not None:
+            spelt += self._spelt(reasoning_start_id)
         self.free_text = TextAutomaton(
             self.tokens,
             [self.tokens.without(self.tokens.full_row, illegal)],
@@ -180,7 +180,7 @@ class CompiledFence:
             end=b"",
             stops_at_end=False,
             # Spelt out, its end would be read as one, too.
-            forbidden=[] if reasoning_end_id is None else [self.tokens.spellings[reasoning_end_id]],
+            forbidden=self._spelt(reasoning_end_id),
         )
         self.thinking_masks: dict[Place, Free | Mask] = {}
         """Of thinking, by where it stands; filled by its reader."""
@@ -227,6 +227,12 @@ class CompiledFence:
             if time.monotonic() > deadline:
                 return
             self.open(opening)
+
+    def _spelt(self, token_id: int | None) -> list[bytes]:
+        """What other tokens must not spell; nothing where it is one token of text among others."""
+        if token_id is None or self.tokens.texts[token_id]:
+            return []
+        return [self.tokens.spellings[token_id]]
 
     def _open(self, opening: Opening, tails: tuple[bytes, ...], is_closed: bool) -> CompiledRaw | CompiledValue:
         node = self.program.nodes[opening.node]
