@@ -97,8 +97,9 @@ async def answer(
                 if record is not None and event.choice == 0:
                     await remember(record)
                 relaxed = _relaxed(request, event)
-                if relaxed:
-                    choice.warnings += await check(_written(source, event, choice, relaxed))
+                written = _written(request, event, choice, relaxed)
+                if written:
+                    choice.warnings += await check(written)
                 yield _finished(request, event, choice, encoded_ms, (*warnings, *map(describe, relaxed)))
     if num_ended < (request.sampling.choices or 1):
         raise EngineLostError("the engine ended its answer early; what has arrived is incomplete")
@@ -117,12 +118,17 @@ def _relaxed(request: GenerationRequest, event: Ended) -> tuple[Relaxed, ...]:
 
 
 def _written(
-    source: Conversation | str, event: Ended, choice: Choice, relaxed: Sequence[Relaxed]
+    request: GenerationRequest, event: Ended, choice: Choice, relaxed: Sequence[Relaxed]
 ) -> list[WrittenValue]:
-    if isinstance(source, str):
+    """The values that a fence has not seen to; mostly none."""
+    source, fence = request.source, request.fence
+    if isinstance(source, str) or fence is None:
+        return []
+    is_fenced = choice.keeps(fence)
+    if not relaxed and is_fenced:
         return []
     is_whole = event.reason is FinishReason.STOP and choice.stop_text is None and not choice.calls
-    return values_to_check(source, relaxed, choice.calls, choice.text if is_whole else None)
+    return values_to_check(source, relaxed, choice.calls, choice.text if is_whole else None, is_fenced=is_fenced)
 
 
 def _finished(

@@ -168,6 +168,19 @@ async def test_a_whole_structured_output_is_held_against_its_schema(
     assert list(finished.warnings) == ["not enforced: format of output_format/properties/at", *found]
 
 
+async def test_a_call_that_the_fence_did_not_see_is_checked(engine: ScriptedEngine, smollm2_dir: Path) -> None:
+    vocabulary = load_vocabulary(smollm2_dir)
+    tool = cpb.Tool(name="f", parameters_json='{"properties": {"n": {"type": "integer", "maximum": 3}}}')
+    call = "<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>"
+    async with tokenizer_at(smollm2_dir, engine.address, fences=True, dialect="qwen_xml") as stub:
+        for written, found in (
+            (f"Look.\n\n<tool_call>\n{call}", []),
+            (f"Look.\n\n{call}", ["call 0 is not valid: maximum of tools.f.n"]),
+        ):
+            engine.script = [admitted(), sampled(*byte_ids(written, vocabulary), 2), finished()]
+            assert list((await finished_of(stub, asking(tool))).warnings) == found
+
+
 async def test_what_a_program_leaves_out_by_itself_is_checked_too(
     stub: Any, engine: ScriptedEngine, smollm2_dir: Path
 ) -> None:

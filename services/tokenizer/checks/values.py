@@ -26,9 +26,15 @@ class WrittenValue:
 
 
 def values_to_check(
-    source: Conversation, relaxed: Iterable[Relaxed], calls: Mapping[int, Call], output: str | None
+    source: Conversation,
+    relaxed: Iterable[Relaxed],
+    calls: Mapping[int, Call],
+    output: str | None,
+    *,
+    is_fenced: bool = True,
 ) -> list[WrittenValue]:
-    """The values of which something was ``relaxed``. ``output``: an answer that is to have the output format.
+    """The values of which something was ``relaxed``; without a fence, all. ``output``: an answer that is to have the
+    output format.
 
     Texts of custom tools have grammars, which nothing but a fence can check.
     """
@@ -37,7 +43,7 @@ def values_to_check(
     found: list[WrittenValue] = []
     for index, call in sorted(calls.items()):
         place = f"tools.{call.name}"
-        if call.name in schema_by_name and _is_inside(places, place):
+        if call.name in schema_by_name and (not is_fenced or _is_inside(places, place)):
             found.append(WrittenValue(f"call {index}", place, schema_by_name[call.name], call.arguments or "{}"))
     output_schema = None if source.output_format is None else source.output_format.schema_json
     if output is not None and output_schema is not None and _is_inside(places, OUTPUT_PLACE):

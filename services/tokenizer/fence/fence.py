@@ -50,6 +50,13 @@ class Fence:
     relaxed: tuple[Relaxed, ...]
     """What the program leaves out; the engine may find more that it cannot keep."""
 
+    def has_begun(self, ids: Sequence[int], text: str) -> bool:
+        """Whether the program began in an answer. Calls without that are ones that a parser was lenient with."""
+        if self.start is None:
+            return True
+        marker_id = self.start.marker_id
+        return self.start.lead_in.strip() in text if marker_id is None else marker_id in ids
+
     @property
     def marks_thinking(self) -> bool:
         """Whether an answer's thinking ends where it is closed, and nowhere else: no call can begin in it."""

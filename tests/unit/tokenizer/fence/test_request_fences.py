@@ -111,6 +111,15 @@ def test_the_engine_is_told_which_tokens_enclose_thinking_where_a_call_may_start
     assert told(derived(asked(*TOOLS, mode=ToolMode.REQUIRED), THINKING)) == (5, 6)
 
 
+def test_a_call_without_the_programs_beginning_is_none_of_its():
+    marked, spelt = derived(asked(*TOOLS)), derived(asked(*TOOLS), ids={})
+    assert marked.has_begun([1, 7], "")
+    assert not marked.has_begun([1, 8], "<tool_call>")
+    assert spelt.has_begun([], "a\n<tool_call>")
+    assert not spelt.has_begun([], "a\n<function=f>")
+    assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED)).has_begun([], "")
+
+
 def test_only_a_call_that_text_starts_may_begin_in_thinking():
     assert derived(asked(*TOOLS)).marks_thinking
     assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED), ids={}).marks_thinking
