@@ -55,7 +55,10 @@ class Fence:
         if self.start is None:
             return True
         marker_id = self.start.marker_id
-        return self.start.lead_in.strip() in text if marker_id is None else marker_id in ids
+        if marker_id is not None:
+            return marker_id in ids
+        # In thinking it is a thought.
+        return self.start.lead_in.strip() in text.rpartition(THINK_MARKERS[1])[2]
 
     @property
     def marks_thinking(self) -> bool:

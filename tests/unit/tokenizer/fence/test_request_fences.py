@@ -117,6 +117,7 @@ def test_a_call_without_the_programs_beginning_is_none_of_its():
     assert not marked.has_begun([1, 8], "<tool_call>")
     assert spelt.has_begun([], "a\n<tool_call>")
     assert not spelt.has_begun([], "a\n<function=f>")
+    assert not spelt.has_begun([], "<tool_call></think>a")
     assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED)).has_begun([], "")
 
 
