@@ -17,7 +17,7 @@ _MEMORY_BYTES: Final = 1 << 30
 """Address space of the process."""
 _MAX_CHARS: Final = 4 * 1024 * 1024
 """Of a schema and a value together."""
-_PATIENCE_S: Final = 2.0
+_PATIENCE_S: Final = 3.0
 """For one check, until others are done and the process has started: an answer does not wait longer for its warnings."""
 _MAX_REMEMBERED: Final = 1_024
 OVER_BUDGET: Final = "that takes too long"
