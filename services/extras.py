@@ -13,7 +13,7 @@ MODULES_BY_EXTRA: Final = {
         *("torch", "transformers", "safetensors", "huggingface_hub", "numpy", "crc32c"),
         *("llguidance", "tokenizers"),
     ),
-    "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography"),
+    "tokenizer": ("tokenizers", "jinja2", "numpy", "cryptography", "jsonschema_rs"),
     "gateway": ("fastapi", "uvicorn", "orjson", "websockets", "zstandard"),
     "models": ("numpy", "huggingface_hub"),
     "connect": ("tomlkit",),

@@ -13,6 +13,7 @@ from services.engine.fence.errors import FenceError
 from services.engine.fence.program import Program
 from services.engine.fence.token_rows import TokenRows
 from services.engine.fence.tokens import FenceTokens
+from services.engine.thinking import ThinkingMarks
 from services.vocabulary import Vocabulary
 
 
@@ -28,9 +29,9 @@ class Fencing:
         self._thread = ThreadPoolExecutor(1, "fence")
         self._building = self._thread.submit(self._build)
 
-    async def compile(self, program: Program, reasoning_end_id: int | None) -> CompiledFence:
+    async def compile(self, program: Program, thinking: ThinkingMarks | None) -> CompiledFence:
         """Raises InvalidRequest where this model's tokens cannot keep it, or it cannot be meant."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._compile, program, reasoning_end_id)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._compile, program, thinking)
 
     def close(self) -> None:
         """Let go of the thread."""
@@ -40,8 +41,9 @@ class Fencing:
         tokenizer_json = (self._model_dir / "tokenizer.json").read_text(encoding="utf-8")
         return FenceCompiler(TokenRows(FenceTokens(self._vocabulary, tokenizer_json, self._end_ids, self._num_ids)))
 
-    def _compile(self, program: Program, reasoning_end_id: int | None) -> CompiledFence:
+    def _compile(self, program: Program, thinking: ThinkingMarks | None) -> CompiledFence:
+        start_id, end_id = (None, None) if thinking is None else (thinking.start_id, thinking.end_id)
         try:
-            return self._building.result().compile(program, reasoning_end_id)
+            return self._building.result().compile(program, end_id, start_id)
         except FenceError as error:
             raise InvalidRequest("fence", str(error)) from None

@@ -152,8 +152,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def _fence(self, request: pb.GenerateRequest, thinking: ThinkingMarks | None) -> CompiledFence | None:
         if not request.HasField("fence"):
             return None
-        end_id = None if thinking is None else thinking.end_id
-        return await self._fencing.compile(read_program(request.fence), end_id)
+        return await self._fencing.compile(read_program(request.fence), thinking)
 
     def _is_guarded(self, request: pb.GenerateRequest) -> bool:
         if request.HasField("loop_guard"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 
@@ -22,7 +21,7 @@ class Thinking:
         """``prompt_ids`` are int32 little-endian."""
         self._marks = marks
         self._num_tokens = 0
-        self.is_open = _is_left_open(array("i", prompt_ids), marks)
+        self.is_open = _last(prompt_ids, marks.start_id) > _last(prompt_ids, marks.end_id)
 
     @property
     def end_id(self) -> int:
@@ -45,11 +44,11 @@ class Thinking:
             self.is_open = True
 
 
-def _is_left_open(ids: array[int], marks: ThinkingMarks) -> bool:
-    # From the end, and not far: what earlier turns thought is closed, or no longer there.
-    for token_id in reversed(ids):
-        if token_id == marks.start_id:
-            return True
-        if token_id == marks.end_id:
-            return False
-    return False
+def _last(ids: bytes, token_id: int) -> int:
+    """Where ``token_id`` was last, in bytes; -1: nowhere. As quick as a search for bytes, in prompts of any length."""
+    spelling = token_id.to_bytes(4, "little", signed=True)
+    found = ids.rfind(spelling)
+    while found > 0 and found % 4:
+        # Bytes of two neighbours.
+        found = ids.rfind(spelling, 0, found + 3)
+    return found

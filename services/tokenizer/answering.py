@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 
 from services.tokenizer import metrics
+from services.tokenizer.checks.schema_checker import SchemaChecker
+from services.tokenizer.checks.values import WrittenValue, describe_verdict
 from services.tokenizer.conversation import Conversation
 from services.tokenizer.engines import Engines, Metadata
 from services.tokenizer.errors import UnknownResponseError
@@ -41,6 +43,7 @@ class Answering:
         footprints: Footprints,
         pool: EncodePool,
         engines: Engines,
+        checker: SchemaChecker,
     ) -> None:
         """``history`` None: nothing is remembered of answers."""
         self._model = model
@@ -49,6 +52,7 @@ class Answering:
         self._footprints = footprints
         self._pool = pool
         self._engines = engines
+        self._checker = checker
 
     async def prompt(self, source: Conversation | str, routing: Routing, timeout_s: float) -> Prompt:
         """Render and encode. Raises InvalidRequestError and its kin, OverloadedError, EncodeTimeoutError."""
@@ -94,6 +98,7 @@ class Answering:
                     lambda: self._builder.new_parser(request.source, prompt),
                     remember,
                     seal,
+                    self._check,
                     prompt.warnings,
                 )
             ) as events,
@@ -145,6 +150,18 @@ class Answering:
 
     def _explain(self, source: Conversation | str, prompt: Prompt, other: TokenIds, num_common: int) -> Explanation:
         return explain(source, prompt, other, num_common, self._model.vocabulary, self._model.end_text)
+
+    async def _check(self, values: Sequence[WrittenValue]) -> list[str]:
+        """Warnings of the values that break their schemas."""
+        warnings: list[str] = []
+        for value in values:
+            verdict = await self._checker.check(value.schema, value.text)
+            outcome = "unchecked" if verdict.fault is not None else "invalid" if verdict.violations else "valid"
+            metrics.CHECKED_VALUES.labels(outcome).inc()
+            for violation in verdict.violations:
+                metrics.count_broken(violation.keyword)
+            warnings += describe_verdict(value, verdict)
+        return warnings
 
     async def _blamed(self, request: GenerationRequest, prompt: Prompt, cached: Cached, timeout_s: float) -> Cached:
         """With the segment at which the prompt left what was cached."""

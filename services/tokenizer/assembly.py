@@ -11,6 +11,7 @@ from fencepost.tokenizer.v1 import tokenizer_pb2_grpc
 
 from services import replicas
 from services.tokenizer.answering import Answering
+from services.tokenizer.checks.schema_checker import SchemaChecker
 from services.tokenizer.config import LITERAL, TokenizerSettings
 from services.tokenizer.engines import Engine, Engines
 from services.tokenizer.errors import ModelFileError
@@ -64,7 +65,9 @@ async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGene
             replicas.connect(config.engines, make, grace_s=config.request_timeout_s)
         )
         footprints = Footprints(config.footprint_bytes)
-        answering = Answering(model, builder, history, footprints, pool, Engines(engines))
+        checker = SchemaChecker()
+        stack.push_async_callback(checker.close)
+        answering = Answering(model, builder, history, footprints, pool, Engines(engines), checker)
         servicer = TokenizerServicer(config, model, answering, pool, is_certified=builder.is_certified)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
         yield ("fencepost.tokenizer.v1.TokenizerService",)

@@ -25,6 +25,7 @@ from services.tokenizer.events import (
     TextDelta,
     TokenLogprobs,
 )
+from services.tokenizer.fence.fence import Fence
 from services.tokenizer.history.call_ids import mint_call_id
 from services.tokenizer.history.record import Record
 from services.tokenizer.thought import record_of_thought
@@ -75,9 +76,18 @@ class Choice:
         return self._stream.stop_text
 
     @property
-    def has_calls(self) -> bool:
-        """Whether a call is complete."""
-        return bool(self._calls)
+    def calls(self) -> Mapping[int, Call]:
+        """The complete ones by index."""
+        return self._calls
+
+    @property
+    def text(self) -> str:
+        """Of the answer, without thinking and calls."""
+        return "".join(self._content)
+
+    def keeps(self, fence: Fence) -> bool:
+        """Whether all calls are ones that ``fence`` has seen."""
+        return not self._calls or fence.has_begun(self._ids, "".join(self._text))
 
     def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[AnswerEvent]:
         """Events of newly sampled ids."""

@@ -114,10 +114,10 @@ def read_event(
 
 
 def _write_reasoning(fence: Fence) -> engine_pb2.Reasoning | None:
-    """Where a program waits for the end of thinking, the engine must know its token."""
-    if not fence.has_reasoning_gate:
+    """Where a program waits for the end of thinking, or must not start in it, the engine must know its tokens."""
+    assert fence.thinking_ids is not None or not fence.has_reasoning_gate
+    if fence.thinking_ids is None or not (fence.has_reasoning_gate or fence.start is not None):
         return None
-    assert fence.thinking_ids is not None
     start_id, end_id = fence.thinking_ids
     return engine_pb2.Reasoning(start_id=start_id, end_id=end_id)
 

@@ -38,3 +38,44 @@ CAPSULES = Counter("fencepost_tokenizer_capsules", "Capsules sealed and opened, 
 NEAR_MISSES = Counter(
     "fencepost_tokenizer_near_misses", "Requests that shared nearly all of an earlier state of 1,024 tokens or more."
 )
+RELAXED_KEYWORDS = Counter(
+    "fencepost_tokenizer_relaxed_keywords",
+    "Constraints that an answer's fence did not enforce, by keyword of JSON Schema.",
+    ["keyword"],
+)
+CHECKED_VALUES = Counter(
+    "fencepost_tokenizer_checked_values",
+    "Arguments and structured outputs that were validated, as their fence did not enforce all: valid, invalid or "
+    "unchecked (the schema cannot be used, or takes too long).",
+    ["outcome"],
+)
+BROKEN_KEYWORDS = Counter(
+    "fencepost_tokenizer_broken_keywords", "What invalid values broke, by keyword of JSON Schema.", ["keyword"]
+)
+
+_KEYWORDS = frozenset(
+    (
+        *("$anchor", "$dynamicRef", "$id", "$ref", "$schema", "additionalItems", "additionalProperties", "allOf"),
+        *("anyOf", "const", "contains", "contentEncoding", "contentMediaType", "contentSchema", "dependencies"),
+        *("dependentRequired", "dependentSchemas", "else", "enum", "exclusiveMaximum", "exclusiveMinimum"),
+        *("falseSchema", "format", "grammar", "if", "items", "maxContains", "maxItems", "maxLength", "maxProperties"),
+        *("maximum", "minContains", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "not"),
+        *("oneOf", "pattern", "patternProperties", "prefixItems", "properties", "propertyNames", "required", "schema"),
+        *("then", "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
+    )
+)
+
+
+def count_relaxed(keyword: str) -> None:
+    """Of one answer."""
+    RELAXED_KEYWORDS.labels(_known(keyword)).inc()
+
+
+def count_broken(keyword: str) -> None:
+    """By one value."""
+    BROKEN_KEYWORDS.labels(_known(keyword)).inc()
+
+
+def _known(keyword: str) -> str:
+    """Callers' own words would be labels without end."""
+    return keyword if keyword in _KEYWORDS else "other"

@@ -14,7 +14,8 @@ from dialogue import Dialogue, byte_ids, tokenizer_at, user
 from fencepost.engine.v1 import engine_pb2, fence_pb2
 from fencepost.tokenizer.v1 import conversation_pb2 as cpb
 from fencepost.tokenizer.v1 import tokenizer_pb2 as pb
-from scripted_engine import ScriptedEngine, admitted, finished
+from prometheus_client import REGISTRY
+from scripted_engine import ScriptedEngine, admitted, finished, sampled
 
 from services.identity import tokenizer_fingerprint
 from services.vocabulary import load_vocabulary
@@ -107,6 +108,106 @@ async def test_what_the_engine_relaxes_is_in_the_answers_warnings(stub: Any, eng
     ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=relaxed)
     engine.script = [admitted(), engine_pb2.GenerateResponse(finished=ending)]
     assert list((await finished_of(stub, asking(*TOOLS))).warnings) == ["not enforced: format of tools.read.path"]
+
+
+async def test_a_call_is_held_against_its_schema_only_where_something_was_relaxed(
+    stub: Any, engine: ScriptedEngine, smollm2_dir: Path
+) -> None:
+    vocabulary = load_vocabulary(smollm2_dir)
+    tools = [
+        cpb.Tool(name="tag", parameters_json='{"properties": {"tags": {"type": "array", "uniqueItems": true}}}'),
+        cpb.Tool(name="tagger", parameters_json='{"properties": {"tags": {"type": "array", "uniqueItems": true}}}'),
+    ]
+    await finished_of(stub, asking(*tools))
+    nodes = engine.requests[-1].fence.nodes
+    (place,) = [f"nodes[{number}]" for number, node in enumerate(nodes) if node.HasField("value")][:1]
+    calls = [f'{{"name": "{name}", "arguments": {{"tags": ["secret", "secret"]}}}}' for name in ("tag", "tagger")]
+    ids = byte_ids("".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in calls).strip(), vocabulary)
+    relaxed = [fence_pb2.Relaxed(parameter_path=place, keyword="uniqueItems")]
+    before = broken("uniqueItems"), relaxed_count("uniqueItems")
+    for warnings, found in (
+        ([], []),
+        (
+            relaxed,
+            ["not enforced: uniqueItems of tools.tag.tags", "call 0 is not valid: uniqueItems of tools.tag.tags"],
+        ),
+    ):
+        ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=warnings)
+        engine.script = [admitted(), sampled(*ids, 2), engine_pb2.GenerateResponse(finished=ending)]
+        events = [event async for event in stub.Generate(asking(*tools), timeout=20)]
+        # The calls are what the model wrote, whatever is said of them.
+        delivered = [event.call_finished.arguments for event in events if event.HasField("call_finished")]
+        assert delivered == ['{"tags": ["secret", "secret"]}'] * 2
+        assert list(events[-1].finished.warnings) == found
+    assert (broken("uniqueItems"), relaxed_count("uniqueItems")) == (before[0] + 1, before[1] + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "found"),
+    [
+        ('{"at": "soon"}', engine_pb2.FINISH_REASON_STOP, ["the answer is not valid: format of output_format.at"]),
+        ('{"at": "2024-02-29"}', engine_pb2.FINISH_REASON_STOP, []),
+        ('{"at": "2024-', engine_pb2.FINISH_REASON_LENGTH, []),
+    ],
+)
+async def test_a_whole_structured_output_is_held_against_its_schema(
+    stub: Any,
+    engine: ScriptedEngine,
+    smollm2_dir: Path,
+    text: str,
+    reason: engine_pb2.FinishReason.ValueType,
+    found: list[str],
+) -> None:
+    schema = '{"type": "object", "properties": {"at": {"type": "string", "format": "date"}}}'
+    ids = byte_ids(text, load_vocabulary(smollm2_dir))
+    relaxed = [fence_pb2.Relaxed(parameter_path="nodes[0]/properties/at", keyword="format")]
+    ending = engine_pb2.Finished(reason=reason, warnings=relaxed)
+    engine.script = [admitted(), sampled(*ids), engine_pb2.GenerateResponse(finished=ending)]
+    output_format = cpb.OutputFormat(json_schema=cpb.JsonSchema(schema_json=schema))
+    finished = await finished_of(stub, asking(output_format=output_format))
+    assert list(finished.warnings) == ["not enforced: format of output_format/properties/at", *found]
+
+
+async def test_a_call_that_the_fence_did_not_see_is_checked(engine: ScriptedEngine, smollm2_dir: Path) -> None:
+    vocabulary = load_vocabulary(smollm2_dir)
+    tool = cpb.Tool(name="f", parameters_json='{"properties": {"n": {"type": "integer", "maximum": 3}}}')
+    call = "<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>"
+    async with tokenizer_at(smollm2_dir, engine.address, fences=True, dialect="qwen_xml") as stub:
+        for written, found in (
+            (f"Look.\n\n<tool_call>\n{call}", []),
+            (f"Look.\n\n{call}", ["call 0 is not valid: maximum of tools.f.n"]),
+        ):
+            engine.script = [admitted(), sampled(*byte_ids(written, vocabulary), 2), finished()]
+            assert list((await finished_of(stub, asking(tool))).warnings) == found
+
+
+async def test_what_a_program_leaves_out_by_itself_is_checked_too(
+    stub: Any, engine: ScriptedEngine, smollm2_dir: Path
+) -> None:
+    tool = cpb.Tool(name="f", parameters_json='{"properties": {"a": {}, "b": {}}, "minProperties": 1}')
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    ids = byte_ids(call, load_vocabulary(smollm2_dir))
+    engine.script = [admitted(), sampled(*ids, 2), finished()]
+    assert list((await finished_of(stub, asking(tool))).warnings) == [
+        "not enforced: minProperties of tools.f",
+        "call 0 is not valid: minProperties of tools.f",
+    ]
+
+
+async def test_a_schema_that_cannot_be_checked_is_named(stub: Any, engine: ScriptedEngine, smollm2_dir: Path) -> None:
+    tool = cpb.Tool(name="f", parameters_json='{"properties": {"a": {}}, "minProperties": "one"}')
+    ids = byte_ids('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', load_vocabulary(smollm2_dir))
+    engine.script = [admitted(), sampled(*ids, 2), finished()]
+    warnings = (await finished_of(stub, asking(tool))).warnings
+    assert warnings[-1] == 'call 0 is not checked against the schema of tools.f: "one" is not of type "integer"'
+
+
+def broken(keyword: str) -> float:
+    return REGISTRY.get_sample_value("fencepost_tokenizer_broken_keywords_total", {"keyword": keyword}) or 0
+
+
+def relaxed_count(keyword: str) -> float:
+    return REGISTRY.get_sample_value("fencepost_tokenizer_relaxed_keywords_total", {"keyword": keyword}) or 0
 
 
 @pytest.mark.parametrize(

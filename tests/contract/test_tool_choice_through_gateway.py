@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from scripted_engine import ScriptedEngine, admitted, finished
+from dialogue import byte_ids
+from fencepost.engine.v1 import engine_pb2, fence_pb2
+from scripted_engine import ScriptedEngine, admitted, finished, sampled
 
 from services import rpc
 from services.identity import tokenizer_fingerprint
 from services.tokenizer.assembly import build
 from services.tokenizer.config import TokenizerSettings
+from services.vocabulary import load_vocabulary
 from tests.contract.gateway_server import gateway_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -119,3 +123,54 @@ async def test_an_output_format_becomes_one_value(stack: Stack, path: str, field
     (node,) = stack.engine.requests[-1].fence.nodes
     assert '"required"' in node.value.json_schema
     assert "warnings" not in answer.text
+
+
+@pytest.mark.parametrize(("path", "fields"), FORMATS)
+async def test_an_output_that_breaks_what_was_relaxed_is_told_to_the_client(
+    stack: Stack, smollm2_dir: Path, path: str, fields: dict[str, Any]
+) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    body = {
+        "model": "m",
+        **ASKED[path],
+        **json.loads(json.dumps(fields).replace(json.dumps(SCHEMA), json.dumps(schema))),
+    }
+    del body["tools"]
+    relaxed = [fence_pb2.Relaxed(parameter_path="nodes[0]", keyword="uniqueItems")]
+    ids = byte_ids("[1, 2, 1]", load_vocabulary(smollm2_dir))
+    ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=relaxed)
+    script = stack.engine.script
+    try:
+        stack.engine.script = [admitted(), sampled(*ids, 2), engine_pb2.GenerateResponse(finished=ending)]
+        answer = await stack.fenced.post(path, json=body)
+    finally:
+        stack.engine.script = script
+    assert answer.json()["fencepost"]["warnings"] == [
+        "not enforced: uniqueItems of output_format",
+        "the answer is not valid: uniqueItems of output_format",
+    ]
+    assert "[1, 2, 1]" in answer.text
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_arguments_that_break_what_was_relaxed_are_told_to_the_client(
+    stack: Stack, smollm2_dir: Path, path: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    body = json.loads(json.dumps({"model": "m", **ASKED[path]}).replace(json.dumps(SCHEMA), json.dumps(schema)))
+    await stack.fenced.post(path, json=body)
+    values = [number for number, node in enumerate(stack.engine.requests[-1].fence.nodes) if node.HasField("value")]
+    relaxed = [fence_pb2.Relaxed(parameter_path=f"nodes[{values[0]}]", keyword="uniqueItems")]
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>'
+    ids = byte_ids(call, load_vocabulary(smollm2_dir))
+    ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=relaxed)
+    script = stack.engine.script
+    try:
+        stack.engine.script = [admitted(), sampled(*ids, 2), engine_pb2.GenerateResponse(finished=ending)]
+        answer = await stack.fenced.post(path, json=body)
+    finally:
+        stack.engine.script = script
+    assert answer.json()["fencepost"]["warnings"] == [
+        "not enforced: uniqueItems of tools.f.a",
+        "call 0 is not valid: uniqueItems of tools.f.a",
+    ]

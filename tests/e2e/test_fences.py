@@ -42,6 +42,9 @@ PERSON = {
     "additionalProperties": False,
 }
 
+TWINS = {"type": "array", "items": {"const": "a"}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+"""What a fence enforces of it contradicts what it cannot enforce."""
+
 
 def prompts(count: int) -> list[str]:
     return [_TASKS[i % len(_TASKS)].format(name=_NAMES[i // len(_TASKS) % len(_NAMES)]) for i in range(count)]
@@ -96,6 +99,13 @@ def test_required_and_named_calls_and_formats_are_always_right(smollm2_dir: Path
             answer = ask(client, "Invent a programmer.", seed, response_format=schema)
             assert answer.choices[0].finish_reason == "stop"
             jsonschema.validate(json.loads(answer.choices[0].message.content), PERSON)
+        schema["json_schema"]["schema"] = TWINS
+        answer = ask(client, "Hello.", 1, response_format=schema)
+        assert json.loads(answer.choices[0].message.content) == ["a", "a"]
+        assert answer.model_extra["fencepost"]["warnings"] == [
+            "not enforced: uniqueItems of output_format",
+            "the answer is not valid: uniqueItems of output_format",
+        ]
     _log.info(
         "%d prompts: %d calls, all valid; %d cut by their limit; %d of %d valid where no call was required",
         *(NUM_PROMPTS, num_calls, num_cut, num_free_right, NUM_PROMPTS // 4),

@@ -11,13 +11,13 @@ ROOT: Final = Path(__file__).parents[2]
 SERVICES: Final = {"gateway", "tokenizer", "engine", "kvstore", "models", "connect"}
 LIBRARIES: Final = {
     *("torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "jinja2", "crc32c"),
-    *("rocksdict", "fastapi", "uvicorn", "orjson", "cryptography"),
+    *("rocksdict", "fastapi", "uvicorn", "orjson", "cryptography", "jsonschema_rs"),
 }
 # What the extra of each service brings, with what that brings in turn.
 PRESENT: Final = {
     "gateway": {"fastapi", "uvicorn", "orjson"},
-    "tokenizer": {"tokenizers", "jinja2", "numpy", "cryptography"},
-    "engine": LIBRARIES - {"rocksdict", "fastapi", "uvicorn", "orjson", "cryptography"},
+    "tokenizer": {"tokenizers", "jinja2", "numpy", "cryptography", "jsonschema_rs"},
+    "engine": LIBRARIES - {"rocksdict", "fastapi", "uvicorn", "orjson", "cryptography", "jsonschema_rs"},
     "kvstore": {"rocksdict", "crc32c"},
     "models": {"numpy", "safetensors", "tokenizers", "huggingface_hub"},
     "connect": set[str](),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.engine.fence.allowed import Allowed, Free, Ids, Mask
+from services.engine.fence.allowed import Free, Ids, Mask
 from services.engine.fence.errors import FenceError
 from services.engine.fence.expansion import Expander, KeysFrame, PartsFrame, Rest, own_terminator
 from services.engine.fence.program import (
@@ -64,27 +64,30 @@ class FenceCompiler:
         self.rows = rows
         self.tokens = rows.tokens
         self.values = ValueCompiler(rows)
-        self._fences: dict[tuple[Program, int | None], CompiledFence] = {}
+        self._fences: dict[tuple[Program, int | None, int | None], CompiledFence] = {}
         self._good_literals: set[str] = set()
         self._good_markers: set[int] = set()
 
-    def compile(self, program: Program, reasoning_end_id: int | None = None) -> CompiledFence:
-        """``reasoning_end_id``: the token that ends the model's thinking; needed behind a gate.
+    def compile(
+        self, program: Program, reasoning_end_id: int | None = None, reasoning_start_id: int | None = None
+    ) -> CompiledFence:
+        """``reasoning_end_id``: the token that ends the model's thinking; needed behind a gate. ``reasoning_start_id``:
+        the one with which the model may open it itself, before the free text in which the trigger may come.
 
         Raises FenceError where the program cannot be kept with this tokenizer. Values that cannot be enforced are
         relaxed instead (``CompiledFence.relaxed``). The turns of a session bring the same tools: the last programs are
         kept.
         """
-        key = (program, reasoning_end_id)
+        key = (program, reasoning_end_id, reasoning_start_id)
         fence = self._fences.pop(key, None)
         if fence is None:
-            fence = self._compile(program, reasoning_end_id)
+            fence = self._compile(program, reasoning_end_id, reasoning_start_id)
         self._fences[key] = fence
         if len(self._fences) > _MAX_FENCES:
             self._fences.pop(next(iter(self._fences)))
         return fence
 
-    def _compile(self, program: Program, reasoning_end_id: int | None) -> CompiledFence:
+    def _compile(self, program: Program, reasoning_end_id: int | None, reasoning_start_id: int | None) -> CompiledFence:
         validate(program)
         if program.has_reasoning_gate and reasoning_end_id is None:
             raise FenceError("reasoning_gate: the model has no end of reasoning")
@@ -95,7 +98,9 @@ class FenceCompiler:
             if isinstance(node, Raw) and any(text in end[:-1] for text in node.forbidden):
                 raise FenceError(f"nodes[{index}].raw.forbidden: the terminator contains such a text")
         self._check_literals(program, expander)
-        fence = CompiledFence(program, Structure(expander, self.tokens), self.values, reasoning_end_id)
+        fence = CompiledFence(
+            program, Structure(expander, self.tokens), self.values, reasoning_end_id, reasoning_start_id
+        )
         fence.prepare(time.monotonic() + COMPILE_BUDGET_S)
         return fence
 
@@ -126,13 +131,19 @@ class CompiledFence:
     """A program for one tokenizer; any number of fences may share it. What it builds late, it keeps."""
 
     def __init__(
-        self, program: Program, structure: Structure, values: ValueCompiler, reasoning_end_id: int | None
+        self,
+        program: Program,
+        structure: Structure,
+        values: ValueCompiler,
+        reasoning_end_id: int | None,
+        reasoning_start_id: int | None = None,
     ) -> None:
         self.program = program
         self.structure = structure
         self.values = values
         self.tokens = structure.tokens
         self.reasoning_end_id = reasoning_end_id
+        self.reasoning_start_id = reasoning_start_id
         self._opened: dict[tuple[int, bytes, tuple[bytes, ...]], CompiledRaw | CompiledValue] = {}
         self._relaxed: dict[Relaxed, None] = {}
         self.end = Ids(self.tokens.eos_ids)
@@ -146,22 +157,33 @@ class CompiledFence:
         illegal = {*program.marker_ids}
         if self.trigger_id is not None:
             illegal.add(self.trigger_id)
+        # Spelt out, a trigger, or the beginning of thinking, would be read as one, too.
+        spelt = [bare + (b"" if self.trigger_id is None else self.tokens.spellings[self.trigger_id])]
+        if trigger is not None:
+            spelt += self._spelt(reasoning_start_id)
         self.free_text = TextAutomaton(
             self.tokens,
             [self.tokens.without(self.tokens.full_row, illegal)],
             end=self.lead_in,
             stops_at_end=self.trigger_id is None,
-            # Spelt out, a trigger would be read as one, too.
-            forbidden=[bare + (b"" if self.trigger_id is None else self.tokens.spellings[self.trigger_id])],
+            forbidden=spelt,
         )
         self.free_masks: dict[tuple[Place, bytes | None], Free | Mask] = {}
         """Of free text, by where it stands; filled by its readers."""
         self.ends_with_eos = program.end is ProgramEnd.EOS_ONLY
-        thinking = illegal - {reasoning_end_id}
+        unthinkable = illegal - {reasoning_end_id}
         if trigger is None:
-            thinking |= self.tokens.eos_ids
-        self.reasoning: Allowed = Mask(self.tokens.without(self.tokens.full_row, thinking)) if thinking else Free()
-        """What is legal before the gate."""
+            unthinkable |= self.tokens.eos_ids
+        self.thinking_text = TextAutomaton(
+            self.tokens,
+            [self.tokens.without(self.tokens.full_row, unthinkable)],
+            end=b"",
+            stops_at_end=False,
+            # Spelt out, its end would be read as one, too.
+            forbidden=self._spelt(reasoning_end_id),
+        )
+        self.thinking_masks: dict[Place, Free | Mask] = {}
+        """Of thinking, by where it stands; filled by its reader."""
 
     @property
     def relaxed(self) -> tuple[Relaxed, ...]:
@@ -205,6 +227,12 @@ class CompiledFence:
             if time.monotonic() > deadline:
                 return
             self.open(opening)
+
+    def _spelt(self, token_id: int | None) -> list[bytes]:
+        """What other tokens must not spell; nothing where it is one token of text among others."""
+        if token_id is None or self.tokens.texts[token_id]:
+            return []
+        return [self.tokens.spellings[token_id]]
 
     def _open(self, opening: Opening, tails: tuple[bytes, ...], is_closed: bool) -> CompiledRaw | CompiledValue:
         node = self.program.nodes[opening.node]

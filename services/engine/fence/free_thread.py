@@ -21,6 +21,8 @@ class FreeThread:
     place: Place = BEGINNING
     begun: bytes | None = None
     """All of the answer so far, while it may be the beginning of a bare lead-in."""
+    thinking: Thread | None = None
+    """What the model may still open: nothing but whitespace has come. Later, its tag is text."""
 
     def allowed(self) -> Allowed:
         """One cached row."""
@@ -36,13 +38,15 @@ class FreeThread:
         fence = self.fence
         if token_id in fence.tokens.eos_ids:
             return []
+        if self.thinking is not None and token_id == fence.reasoning_start_id:
+            return [self.thinking]
         if token_id == fence.trigger_id:
             return [fence.structure.start()] if self._is_behind_lead_in() else None
         if token_id in fence.program.marker_ids:
             return None
         text = fence.tokens.texts[token_id]
         if not text:
-            return [FreeThread(fence)]
+            return [FreeThread(fence, thinking=self.thinking)]
         bare = self._bare_surplus(text)
         if bare is not None:
             return fence.structure.begin(fence.structure.expander.start, bare)
@@ -54,7 +58,7 @@ class FreeThread:
         begun = None if self.begun is None else self.begun + text
         if begun is not None and not (fence.bare_lead_in or b"").startswith(begun):
             begun = None
-        return [FreeThread(fence, step.place, begun)]
+        return [FreeThread(fence, step.place, begun, self.thinking if text.isspace() else None)]
 
     def clone(self) -> Thread:
         """Nothing changes in it."""

@@ -20,6 +20,7 @@ from services.engine.fence.free_thread import FreeThread
 from services.engine.fence.program import Relaxed
 from services.engine.fence.raw_thread import RawThread
 from services.engine.fence.readings import first, settle
+from services.engine.fence.thinking_thread import ThinkingThread
 from services.engine.fence.thread import StructureThread, Thread
 from services.engine.fence.tokens import FenceTokens
 from services.engine.fence.value_thread import ValueThread
@@ -45,17 +46,14 @@ class Region(Enum):
 class Fence:
     """The state of one answer. Not for several threads at once."""
 
-    __slots__ = ("_compiled", "_is_reasoning", "_threads")
+    __slots__ = ("_compiled", "_threads")
 
     def __init__(self, compiled: CompiledFence) -> None:
         self._compiled = compiled
-        self._is_reasoning = compiled.program.has_reasoning_gate
-        self._threads: list[Thread] = [] if self._is_reasoning else first(compiled)
+        self._threads: list[Thread] = first(compiled)
 
     def allowed(self) -> Allowed:
         """The legal next tokens. Costs least in structure and free text (one look), most in JSON (tens of µs)."""
-        if self._is_reasoning:
-            return self._compiled.reasoning
         if len(self._threads) == 1:
             return self._threads[0].allowed()
         return self._union([thread.allowed() for thread in self._threads])
@@ -68,10 +66,6 @@ class Fence:
 
     def push(self, token_id: int) -> bool:
         """One more token of the answer. False if it is illegal; the fence cannot be used any more then."""
-        if self._is_reasoning:
-            if token_id == self._compiled.reasoning_end_id:
-                self._is_reasoning, self._threads = False, first(self._compiled)
-            return self._is_legal_thought(token_id)
         if len(self._threads) == 1:
             pushed = self._threads[0].push(token_id)
             self._threads = settle(self._compiled, pushed or [])
@@ -117,10 +111,10 @@ class Fence:
     @property
     def region(self) -> Region:
         """What is being written; what is furthest inside where that is open."""
-        if self._is_reasoning:
-            return Region.REASONING
         if not self._threads:
             return Region.OVER
+        if isinstance(self._threads[0], ThinkingThread):
+            return Region.REASONING
         if any(isinstance(thread, FreeThread) for thread in self._threads):
             return Region.PROSE
         if any(isinstance(thread, (RawThread, ValueThread)) for thread in self._threads):
@@ -131,16 +125,8 @@ class Fence:
         """A fence in the same state that goes its own way; a few µs."""
         other = Fence.__new__(Fence)
         other._compiled = self._compiled
-        other._is_reasoning = self._is_reasoning
         other._threads = [thread.clone() for thread in self._threads]
         return other
-
-    def _is_legal_thought(self, token_id: int) -> bool:
-        match self._compiled.reasoning:
-            case Mask(row):
-                return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)
-            case _:
-                return True
 
     def _union(self, parts: Sequence[Allowed]) -> Allowed:
         if not parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.engine.fence.compile import CompiledFence, CompiledRaw
 from services.engine.fence.free_thread import FreeThread
 from services.engine.fence.raw_thread import RawThread
+from services.engine.fence.thinking_thread import ThinkingThread
 from services.engine.fence.thread import Behind, StructureThread, Thread
 from services.engine.fence.trie import Opening, TrieNode
 from services.engine.fence.value_thread import ValueThread
@@ -12,9 +13,17 @@ from services.engine.fence.value_thread import ValueThread
 
 def first(fence: CompiledFence) -> list[Thread]:
     """Those of an answer that begins."""
-    if fence.program.trigger is not None:
-        return [FreeThread(fence, begun=None if fence.bare_lead_in is None else b"")]
-    return arrive(fence, fence.structure.start())
+    begun = None if fence.bare_lead_in is None else b""
+    if fence.program.trigger is None:
+        if fence.program.has_reasoning_gate:
+            return [ThinkingThread(fence, [fence.structure.start()])]
+        return arrive(fence, fence.structure.start())
+    text = FreeThread(fence, begun=begun)
+    if fence.program.has_reasoning_gate:
+        return [ThinkingThread(fence, [text])]
+    if fence.reasoning_start_id is not None:
+        return [FreeThread(fence, begun=begun, thinking=ThinkingThread(fence, [text]))]
+    return [text]
 
 
 def settle(fence: CompiledFence, behind: Behind) -> list[Thread]:

@@ -8,9 +8,12 @@ will do.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, cast
+
+from services.engine.fence.formats import PATTERNS
 
 _MAX_SCHEMA_CHARS = 64 * 1024
 _ANNOTATIONS = frozenset(
@@ -27,6 +30,8 @@ _COUNTS = frozenset(
 _SCHEMAS = frozenset(
     ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems")
 ) | {"unevaluatedProperties"}
+_DIALECT = re.compile(r"https?://(?:json-schema\.org/(?:draft[-/][0-9-]+/)?schema|spec\.openapis\.org/oas/3\.\d/\S+)#?")
+"""What ``$schema`` may name: a draft of JSON Schema, or OpenAPI's variant of one."""
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 
 
@@ -58,6 +63,9 @@ class JsonSchema:
         self._schema: object = True
         self._unknown_types: list[tuple[str, str]] = []
         try:
+            if any(key == "$schema" and not _is_dialect(value) for _, key, value in _fields(schema)):
+                # Its keywords may mean something else, or nothing.
+                self.fault, schema = "$schema", True
             ignored = _ANNOTATIONS if _needs_ids(schema) else _ANNOTATIONS | {"$id"}
             self._schema = _rewritten(schema, lambda key, value: key not in ignored and _is_known(key, value))
             self._unknown_types = [(at, key) for at, key, value in _fields(schema) if not _is_known(key, value)]
@@ -68,7 +76,7 @@ class JsonSchema:
         """The schema without annotations; equal for equal constraints."""
         match strictness:
             case Strictness.WHOLE:
-                kept = self._schema
+                kept = _with_patterns(self._schema)
             case Strictness.SHAPE:
                 kept = _rewritten(self._schema, lambda key, _: key in _SHAPE)
             case Strictness.TYPE:
@@ -118,6 +126,22 @@ def _rewritten(schema: object, keeps: Callable[[str, object], bool]) -> object:
     return kept
 
 
+def _with_patterns(schema: object) -> object:
+    """With the patterns of formats in their place."""
+    if not isinstance(schema, dict):
+        return schema
+    fields = cast("dict[str, object]", schema)
+    changed = {key: _map_inside(key, value, _with_patterns) for key, value in fields.items()}
+    name = fields.get("format")
+    patterns = PATTERNS.get(name) if isinstance(name, str) else None
+    if patterns is not None:
+        del changed["format"]
+        others = changed.get("allOf")
+        parts: list[object] = [*(cast("list[object]", others) if isinstance(others, list) else ())]
+        changed["allOf"] = [*parts, *({"pattern": pattern} for pattern in patterns)]
+    return changed
+
+
 def _map_inside(key: str, value: object, change: Callable[[object], object]) -> object:
     """``value`` of the keyword ``key`` with the schemas inside it changed."""
     if key in _MAPS and isinstance(value, dict):
@@ -128,6 +152,10 @@ def _map_inside(key: str, value: object, change: Callable[[object], object]) -> 
         # The library refuses 2.0.
         return int(value)
     return change(value) if key in _SCHEMAS else value
+
+
+def _is_dialect(value: object) -> bool:
+    return isinstance(value, str) and _DIALECT.fullmatch(value) is not None
 
 
 def _is_known(key: str, value: object) -> bool:

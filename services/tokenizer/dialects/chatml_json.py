@@ -94,14 +94,17 @@ class ChatmlJson:
         """Results as the content of a user turn."""
         return "\n".join(f"<tool_response>\n{result.text}\n</tool_response>" for result in results)
 
-    def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
+    def parser(
+        self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool, calls_end_thinking: bool = True
+    ) -> StreamParser:
         """A parser for one answer; ``tools`` say which of them are custom."""
         types = ParameterTypes(tools)
 
         def open_block(opening: str, index: int) -> JsonBlockReader:
             return JsonBlockReader(BlockText(opening, _CLOSING, (_OPENING,)), index, types)
 
-        reasoning = ReasoningStage(_THINKING, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
+        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
+        reasoning = ReasoningStage(_THINKING, starts, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

@@ -117,7 +117,9 @@ class DsmlDialect:
             return f"<function_results>\n{lines}</function_results>"
         return "\n\n".join(f"<tool_result>{result.text}</tool_result>" for result in results)
 
-    def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
+    def parser(
+        self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool, calls_end_thinking: bool = True
+    ) -> StreamParser:
         """Reads every version's spelling, and the known misspellings."""
         types = ParameterTypes(tools)
         tool_by_name = {tool.name: tool for tool in tools}
@@ -125,7 +127,8 @@ class DsmlDialect:
         def open_block(opening: str, num_calls: int) -> DsmlBlock:
             return DsmlBlock(opening, num_calls, types, tool_by_name)
 
-        reasoning = ReasoningStage(_THINK_TAGS, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
+        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
+        reasoning = ReasoningStage(_THINK_TAGS, starts, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

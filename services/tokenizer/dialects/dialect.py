@@ -57,8 +57,14 @@ class Dialect(Protocol):
         """Consecutive results as the content of the turn that carries them."""
         ...
 
-    def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
-        """A parser for one answer; ``tools`` decide argument types where the format does not mark them."""
+    def parser(
+        self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool, calls_end_thinking: bool = True
+    ) -> StreamParser:
+        """A parser for one answer; ``tools`` decide argument types where the format does not mark them.
+
+        ``calls_end_thinking``: a call that begins before the thinking is closed is one. Models forget to close it; one
+        that cannot is taken at its word, and calls in its thinking are thoughts.
+        """
         ...
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

@@ -100,14 +100,17 @@ class GlmDialect:
         newline = self._newline
         return "".join(f"{newline}<tool_response>{newline}{result.text}{newline}</tool_response>" for result in results)
 
-    def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
+    def parser(
+        self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool, calls_end_thinking: bool = True
+    ) -> StreamParser:
         """Reads both forms."""
         types = ParameterTypes(tools)
 
         def open_block(_opening: str, num_calls: int) -> _GlmCall:
             return _GlmCall(num_calls, types)
 
-        reasoning = ReasoningStage(self.think_tags, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
+        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
+        reasoning = ReasoningStage(self.think_tags, starts, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, self._starts, open_block)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

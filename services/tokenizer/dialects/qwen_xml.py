@@ -106,7 +106,9 @@ class QwenXml:
         """Results as the content of a user turn."""
         return "\n".join(f"<tool_response>\n{result.text}\n</tool_response>" for result in results)
 
-    def parser(self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool) -> StreamParser:
+    def parser(
+        self, tools: Sequence[ToolSpec], *, starts_in_reasoning: bool, calls_end_thinking: bool = True
+    ) -> StreamParser:
         """A parser for one answer; ``tools`` decide the values' types."""
         types = ParameterTypes(tools)
 
@@ -118,7 +120,8 @@ class QwenXml:
                 reader.push(opening)
             return reader
 
-        reasoning = ReasoningStage(_THINKING, _STARTS_IN_THINKING, starts_in_reasoning=starts_in_reasoning)
+        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
+        reasoning = ReasoningStage(_THINKING, starts, starts_in_reasoning=starts_in_reasoning)
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

@@ -16,9 +16,9 @@ from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.fence.callable import CallableTool, callable_tool
 from services.tokenizer.fence.calls import THINK_MARKERS, CallRules, Thinking
-from services.tokenizer.fence.flat import FlatProgram
+from services.tokenizer.fence.flat import FlatProgram, describe
 from services.tokenizer.fence.output import write_output_program
-from services.tokenizer.fence.program import ProgramDraft, Trigger, literal, sequence
+from services.tokenizer.fence.program import ProgramDraft, Relaxed, Trigger, literal, sequence
 
 _MAX_KEPT = 256
 _MAX_TOOLS_KEPT = 4_096
@@ -47,6 +47,23 @@ class Fence:
     """Tokens that open and close the model's thinking."""
     warnings: tuple[str, ...]
     """What of the request it cannot keep, for people."""
+    relaxed: tuple[Relaxed, ...]
+    """What the program leaves out; the engine may find more that it cannot keep."""
+
+    def has_begun(self, ids: Sequence[int], text: str) -> bool:
+        """Whether the program began in an answer. Calls without that are ones that a parser was lenient with."""
+        if self.start is None:
+            return True
+        marker_id = self.start.marker_id
+        if marker_id is not None:
+            return marker_id in ids
+        # In thinking it is a thought.
+        return self.start.lead_in.strip() in text.rpartition(THINK_MARKERS[1])[2]
+
+    @property
+    def marks_thinking(self) -> bool:
+        """Whether an answer's thinking ends where it is closed, and nowhere else: no call can begin in it."""
+        return self.start is None or self.thinking_ids is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +136,8 @@ class Fences:
         return self._fence(write_output_program(output_format, thinking, self._dialect.think_tags), [])
 
     def _fence(self, draft: ProgramDraft, warnings: list[str]) -> Fence:
-        warnings += [f"not enforced: {one.keyword} of {one.place}" for one in draft.relaxed]
+        relaxed = tuple(dict.fromkeys(draft.relaxed))
+        warnings += map(describe, relaxed)
         markers = [marker for marker in draft.markers if marker in self._ids]
         start, entry = None, draft.entry
         if draft.trigger is not None:
@@ -131,7 +149,8 @@ class Fences:
             draft.has_reasoning_gate,
             tuple(self._ids[marker] for marker in markers),
             (self._think_ids[0], self._think_ids[1]) if len(self._think_ids) == len(THINK_MARKERS) else None,
-            tuple(dict.fromkeys(warnings)),
+            tuple(warnings),
+            relaxed,
         )
 
     def _start(self, trigger: Trigger, markers: Sequence[str]) -> tuple[Start, str]:

@@ -81,11 +81,16 @@ def _own(node: Node) -> object:
             return node
 
 
-def describe(relaxed: Relaxed, places: Many[str]) -> str:
-    """A warning. ``places`` are those of the nodes that the engine may speak of by number."""
+def place_named(relaxed: Relaxed, places: Many[str]) -> Relaxed:
+    """As people know it. ``places`` are those of the nodes that the engine may speak of by number."""
 
     def name(match: re.Match[str]) -> str:
         number = int(match[1])
         return (places[number] if number < len(places) else "") or match[0]
 
-    return f"not enforced: {relaxed.keyword} of {_NODE.sub(name, relaxed.place)}"
+    return Relaxed(_NODE.sub(name, relaxed.place), relaxed.keyword)
+
+
+def describe(relaxed: Relaxed) -> str:
+    """A warning."""
+    return f"not enforced: {relaxed.keyword} of {relaxed.place}"

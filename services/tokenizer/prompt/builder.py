@@ -150,7 +150,11 @@ class PromptBuilder:
         if isinstance(source, str):
             return None
         if source.tools:
-            parser = self._dialect.parser(source.tools, starts_in_reasoning=prompt.starts_in_reasoning)
+            parser = self._dialect.parser(
+                source.tools,
+                starts_in_reasoning=prompt.starts_in_reasoning,
+                calls_end_thinking=prompt.fence is None or not prompt.fence.marks_thinking,
+            )
             return CallFreeParser(parser) if source.tool_mode is ToolMode.NONE else parser
         if self._has_reasoning or prompt.starts_in_reasoning:
             return PlainParser(starts_in_reasoning=prompt.starts_in_reasoning)

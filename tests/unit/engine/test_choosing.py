@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from array import array
 from functools import cache
 
 import numpy as np
@@ -161,6 +162,13 @@ def test_thinking_is_closed_when_its_budget_is_spent():
         found = [one.token_id for one in outputs(chooser, torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0, 0.0]), 20)]
         expected = [2] * 20 if first is None else [2] * 7 + [4] + [2] * 12
         assert found == expected
+
+
+@given(st.lists(st.sampled_from([0, 1, 3, 4, 256, 257, 3 << 8, 4 << 16, 4 << 24]), max_size=12))
+def test_a_prompts_last_tag_decides_whether_thinking_is_open(ids: list[int]):
+    tags = [token_id for token_id in ids if token_id in (3, 4)]
+    thinking = Thinking(ThinkingMarks(3, 4), array("i", ids).tobytes())
+    assert thinking.is_open == (tags[-1:] == [3])
 
 
 def test_thinking_that_the_output_opens_counts_too():

@@ -1,9 +1,10 @@
 """Engine events → answer events, without a server."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from services.tokenizer.checks.values import WrittenValue
 from services.tokenizer.dialects.plain import PlainParser
 from services.tokenizer.errors import EngineLostError
 from services.tokenizer.events import (
@@ -50,6 +51,10 @@ def sealed(record: Record) -> bytes:
     return f"sealed {record.text!r} {record.reasoning!r}".encode()
 
 
+async def unchecked(values: Sequence[WrittenValue]) -> list[str]:
+    raise AssertionError(f"nothing was relaxed, and there is a check of {values}")
+
+
 async def answered(
     *events: EngineEvent,
     stop_texts: tuple[str, ...] = (),
@@ -64,7 +69,7 @@ async def answered(
 
     sampling = Sampling(stop_texts=stop_texts, choices=choices)
     request = GenerationRequest("x", sampling, Routing("t", "t", "k"), None, warm_up_only=False)
-    answering = answer(request, stream(), VOCABULARY, 7.0, new_parser, remember, sealed, warnings)
+    answering = answer(request, stream(), VOCABULARY, 7.0, new_parser, remember, sealed, unchecked, warnings)
     return [event async for event in answering]
 
 

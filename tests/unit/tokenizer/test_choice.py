@@ -165,7 +165,7 @@ def test_reasoning_text_and_calls(step: int) -> None:
         assert CallFinished(0, index, ARGUMENTS) in events
     record = choice.record()
     assert record is not None
-    assert choice.has_calls
+    assert choice.calls
     assert (record.text, record.reasoning, record.content) == (written, "hm <s>", "Let me look.")
     assert [(call.call_id, call.name, call.arguments) for call in record.calls] == [
         (event.call_id, "read", ARGUMENTS) for event in started
@@ -195,7 +195,7 @@ def test_a_malformed_call_is_a_warning_and_no_record(written: str) -> None:
     assert len(choice.warnings) == 1
     assert choice.warnings[0].startswith("a tool call could not be read: ")
     assert choice.record() is None
-    assert choice.has_calls == written.startswith(CALL)
+    assert bool(choice.calls) == written.startswith(CALL)
 
 
 def test_neighbouring_deltas_are_one() -> None:
@@ -252,7 +252,7 @@ def test_calls_that_are_forbidden_reach_nobody(step: int) -> None:
     events = run(choice, ids, step)
     assert {type(event) for event in events} == {ReasoningDelta, ReasoningFinished, TextDelta}
     assert said(events) == ("hm", "Let me look.\nDone.")
-    assert not choice.has_calls
+    assert not choice.calls
     assert choice.warnings == ["a call of read was left out: the request allows no calls"] * 2
     record = choice.record()
     assert record is not None
@@ -348,4 +348,4 @@ def test_log_probabilities_are_held_with_their_text() -> None:
 def test_markup_is_text_where_there_is_no_parser() -> None:
     choice = new_choice()
     assert said(run(choice, ids_of(CALL))) == ("", CALL)
-    assert not choice.has_calls
+    assert not choice.calls

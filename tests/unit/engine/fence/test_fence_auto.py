@@ -168,3 +168,76 @@ def test_reasoning_that_ends_inside_a_draft_fences_the_clone_only() -> None:
 def test_a_gate_needs_the_token_that_opens_it() -> None:
     with pytest.raises(FenceError, match="reasoning_gate"):
         small_compiler().compile(Program((Raw(),), has_reasoning_gate=True))
+
+
+OPENED = "｜DSML｜"
+"""Stands for the token that opens thinking; ``THINK`` closes it."""
+
+
+def thinking(trigger: Trigger, *, end: ProgramEnd = ProgramEnd.EOS_ONLY) -> Fence:
+    call = program(Literal("{x}</tool_call>"), trigger=trigger, markers=[CALL, END_CALL], end=end)
+    return Fence(small_compiler().compile(call, marker(THINK), marker(OPENED)))
+
+
+MARKED, SPELT = Trigger("\n", marker(CALL), True), Trigger("\n[call]", None, True)
+
+
+@pytest.mark.parametrize(("trigger", "call"), [(MARKED, ("\n", marker(CALL))), (SPELT, ("\n[call]",))])
+def test_thinking_that_the_model_opens_starts_no_call(trigger: Trigger, call: tuple[str | int, ...]) -> None:
+    one = thinking(trigger)
+    assert one.region is Region.PROSE
+    write(one, " \n", marker(OPENED))
+    assert one.region is Region.REASONING
+    # As text, the markup is a thought; as a token it is none.
+    write(one, 'I call\n<tool_call>{"x"} and \n[call]{x}</tool_call>\n[call]')
+    assert one.region is Region.REASONING
+    assert not legal(one) & {marker(CALL), marker(END_CALL)}
+    assert one.is_finishable
+    write(one, marker(THINK))
+    assert one.region is Region.PROSE
+    write(one, "So:", *call)
+    assert one.is_inside
+    assert list(one.forced()) == [*small_tokens().encode("{x}"), marker(END_CALL), eos()]
+
+
+def test_behind_thinking_the_answer_begins() -> None:
+    for trigger, call in ((MARKED, marker(CALL)), (SPELT, "[call]")):
+        one = thinking(trigger)
+        write(one, marker(OPENED), "hm", marker(THINK), call)
+        assert one.is_inside
+
+
+def test_a_tag_behind_the_answers_beginning_opens_nothing() -> None:
+    one = thinking(MARKED)
+    write(one, "a", marker(OPENED), "b\n", marker(CALL))
+    assert one.is_inside
+    again = thinking(MARKED)
+    write(again, marker(OPENED), marker(THINK), marker(OPENED), "\n", marker(CALL))
+    assert again.is_inside
+    later = thinking(MARKED, end=ProgramEnd.FREE)
+    write(later, marker(CALL))
+    write_canonically(later, "{x}", marker(END_CALL), marker(OPENED), "\n", marker(CALL))
+    assert later.is_inside
+
+
+def test_the_tags_of_thinking_cannot_be_spelt_with_other_tokens() -> None:
+    assert not takes(thinking(MARKED), OPENED)
+    assert takes(thinking(MARKED), OPENED[:-1], marker(OPENED))
+    assert takes(thinking(MARKED), marker(OPENED), "a <thin", "k <think")
+    assert not takes(thinking(MARKED), marker(OPENED), "a <think>")
+    assert not takes(gated(), "<think>")
+
+
+def test_thinking_that_opens_inside_a_draft_holds_the_clone_only() -> None:
+    one = thinking(MARKED)
+    draft = one.clone()
+    write(draft, marker(OPENED), "\n")
+    assert marker(CALL) not in legal(draft)
+    assert takes(one, "\n", marker(CALL))
+
+
+def test_without_the_token_that_opens_it_there_is_no_thinking() -> None:
+    call = program(Literal("{x}"), trigger=MARKED, markers=[CALL])
+    one = Fence(small_compiler().compile(call, marker(THINK)))
+    write(one, marker(OPENED), "\n", marker(CALL))
+    assert one.is_inside

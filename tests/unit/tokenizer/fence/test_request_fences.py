@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from fencepost.engine.v1 import fence_pb2 as pb
 
 from services.tokenizer.conversation import Call, Conversation, Message, OutputFormat, Role, ToolMode
 from services.tokenizer.dialects.events import ToolGrammar, ToolSpec
 from services.tokenizer.dialects.registry import DIALECTS
+from services.tokenizer.engine_messages import write_generate
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.fence.fence import Fence, Fences, PromptEnd, follows_text
-from services.tokenizer.fence.flat import describe
+from services.tokenizer.fence.flat import describe, place_named
 from services.tokenizer.fence.program import GrammarSyntax, Relaxed
 from services.tokenizer.fence_messages import write_program
+from services.tokenizer.generate import GenerationRequest
+from services.tokenizer.routing import Routing
+from services.tokenizer.sampling import Sampling
 from tests.unit.tokenizer.fence.agent_tools import TOOLS, fields, text, tool, whole
 
 PLAIN = PromptEnd(starts_in_reasoning=False, may_think=False, follows_text=False)
@@ -92,6 +97,36 @@ def test_a_prompt_that_opens_thinking_gates_the_program_by_its_token():
     assert [node.raw.after for node in spelt.nodes if node.HasField("raw")] == ["</think>\n\n"]
 
 
+def test_the_engine_is_told_which_tokens_enclose_thinking_where_a_call_may_start():
+    def told(fence: Fence) -> tuple[int, int] | None:
+        request = GenerationRequest("x", Sampling(), Routing("t", "t", "k"), None, warm_up_only=False, fence=fence)
+        sent = write_generate(request, np.array([1], np.int32))
+        return (sent.reasoning.start_id, sent.reasoning.end_id) if sent.HasField("reasoning") else None
+
+    for end in (PLAIN, THINKING):
+        assert told(derived(asked(*TOOLS), end)) == (5, 6)
+        assert told(derived(asked(*TOOLS), end, ids={})) is None
+    # Calls at once: there is no free text in which thinking could open.
+    assert told(derived(asked(*TOOLS, mode=ToolMode.REQUIRED))) is None
+    assert told(derived(asked(*TOOLS, mode=ToolMode.REQUIRED), THINKING)) == (5, 6)
+
+
+def test_a_call_without_the_programs_beginning_is_none_of_its():
+    marked, spelt = derived(asked(*TOOLS)), derived(asked(*TOOLS), ids={})
+    assert marked.has_begun([1, 7], "")
+    assert not marked.has_begun([1, 8], "<tool_call>")
+    assert spelt.has_begun([], "a\n<tool_call>")
+    assert not spelt.has_begun([], "a\n<function=f>")
+    assert not spelt.has_begun([], "<tool_call></think>a")
+    assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED)).has_begun([], "")
+
+
+def test_only_a_call_that_text_starts_may_begin_in_thinking():
+    assert derived(asked(*TOOLS)).marks_thinking
+    assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED), ids={}).marks_thinking
+    assert not derived(asked(*TOOLS), ids={}).marks_thinking
+
+
 def test_a_model_that_may_think_is_let_think_first():
     end = dataclasses.replace(PLAIN, may_think=True)
     program = write_program(derived(asked(output=OBJECT), end))
@@ -154,13 +189,14 @@ def test_grammars_of_custom_tools_come_along():
 def test_what_the_engine_does_not_enforce_is_named_as_the_caller_knows_it():
     fence = derived(asked(tool("f", fields("a", a=whole(multipleOf=3), b=text()))))
     number = fence.program.places.index("tools.f.a")
-    assert describe(Relaxed(f"nodes[{number}]", "multipleOf"), fence.program.places) == (
-        "not enforced: multipleOf of tools.f.a"
-    )
-    inside = describe(Relaxed(f"nodes[{number}]/items/0", "format"), fence.program.places)
-    assert inside == "not enforced: format of tools.f.a/items/0"
-    assert describe(Relaxed("nodes[999]", "x"), fence.program.places) == "not enforced: x of nodes[999]"
-    assert describe(Relaxed("tools.g.y", "x"), ()) == "not enforced: x of tools.g.y"
+
+    def named(place: str) -> str:
+        return describe(place_named(Relaxed(place, "format"), fence.program.places))
+
+    assert named(f"nodes[{number}]") == "not enforced: format of tools.f.a"
+    assert named(f"nodes[{number}]/items/0") == "not enforced: format of tools.f.a/items/0"
+    assert named("nodes[999]") == "not enforced: format of nodes[999]"
+    assert named("tools.g.y") == "not enforced: format of tools.g.y"
 
 
 def test_an_assistants_text_at_the_end_is_gone_on_with():
