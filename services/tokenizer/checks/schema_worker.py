@@ -22,6 +22,9 @@ import jsonschema_rs
 
 _MAX_KEPT: Final = 64
 _MAX_VIOLATIONS: Final = 4
+_MAX_STEPS: Final = 32
+_MAX_KEY_CHARS: Final = 100
+"""Keys may be the model's own, of any length; an answer is a line that its reader can hold."""
 _PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000)
 _Kind: Final = jsonschema_rs.ValidationErrorKind
 _NOT_FOUND_OUT: Final = (_Kind.BacktrackLimitExceeded, _Kind.RegexEngineFailure, _Kind.Referencing, _Kind.FromUtf8)
@@ -39,7 +42,8 @@ def _violations(schema: str, value: str) -> Iterator[tuple[str, list[str | int]]
     for error in _validator(schema).iter_errors(json.loads(value)):
         if isinstance(error.kind, _NOT_FOUND_OUT):
             raise error
-        yield error.kind.name, list(error.instance_path)
+        path = islice(error.instance_path, _MAX_STEPS)
+        yield error.kind.name, [step if isinstance(step, int) else step[:_MAX_KEY_CHARS] for step in path]
 
 
 def _answer(line: str) -> dict[str, Any]:

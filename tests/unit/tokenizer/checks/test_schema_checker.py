@@ -45,6 +45,15 @@ async def test_the_first_few_violations_are_enough(checker: SchemaChecker) -> No
     assert verdict.violations == tuple(Violation("type", (index,)) for index in range(4))
 
 
+async def test_places_have_an_end_however_long_the_keys_and_deep_the_value(checker: SchemaChecker) -> None:
+    tree = '{"$defs": {"t": {"type": "object", "additionalProperties": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}'
+    value: Any = 1
+    for _ in range(100):
+        value = {"k" * 10_000: value}
+    verdict = await checker.check(tree, json.dumps(value))
+    assert verdict == Verdict((Violation("type", ("k" * 100,) * 32),))
+
+
 async def test_the_draft_that_a_schema_names_decides(checker: SchemaChecker) -> None:
     pair = '"items": [{"type": "string"}]}'
     draft_7 = '{"$schema": "http://json-schema.org/draft-07/schema#", ' + pair
