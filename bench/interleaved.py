@@ -3,8 +3,9 @@
 Each turn sends its session's whole conversation, 500 tokens longer than the last one and its answer, and gets 32
 tokens; then it is the next session's turn. Ours has its disk tier and memory for 9,216 tokens; the peer is to be
 started with room for as many (bench/servers.py; vLLM: 72 blocks of 128 tokens, llama.cpp: two slots of 4,608). In a
-second run of the same, ours is stopped and started again after the fourth of seven turns, and the peer is not, which favours it;
-starting does not count. Answers in prompts are made up, the same ones for both: not every server tells their ids.
+second run of the same, ours is stopped and started again after the fourth of seven turns, and the peer is not, which
+favours it; starting does not count. Answers in prompts are made up, the same ones for both: not every server tells
+their ids.
 
     python -m bench.interleaved [--json] [--peer URL] [--rounds 1] [--turns 7] [--threads N]
 

@@ -5,8 +5,8 @@ is one JSON object: seconds, medians over rounds.
 
     python -m bench.startup [--json] [--rounds 3]
 
-healthy_s: from starting the command until it says that all services are. first_ttft_s, second_ttft_s: to the first event of the
-first and of the second completion, other prompts of the same length.
+healthy_s: from starting the command until it says that all services are. first_ttft_s, second_ttft_s: to the first
+event of the first and of the second completion, other prompts of the same length.
 """
 
 from __future__ import annotations
