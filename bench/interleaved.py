@@ -42,7 +42,7 @@ _BYTES_PER_TOKEN = 46_080
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Four sessions that take turns where there is room for two.")
-    parser.add_argument("--json", action="store_true", help="nothing else is printed anyway")
+    parser.add_argument("--json", action="store_true", help="as without: stdout has one line")
     parser.add_argument("--peer", metavar="URL", help="a server with /v1/completions and room for 9,216 tokens")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--turns", type=int, default=7, help="of each session")
