@@ -6,7 +6,7 @@ ARGS  ?=
 SUITE ?=
 
 CONTRACTS := $(wildcard proto/fencepost/*/v1/*.proto)
-BENCHES   := $(filter-out bench/__init__.py bench/data.py bench/stack.py,$(wildcard bench/*.py))
+BENCHES   := $(filter-out bench/__init__.py bench/data.py bench/servers.py bench/stack.py,$(wildcard bench/*.py))
 PYTEST    := $(VENV)/bin/python -m pytest -q
 # protoc looks for its plugins, and pyright for node, on the path.
 WITH_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"

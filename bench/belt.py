@@ -4,13 +4,14 @@ Coding agents (bench/agents/) play their sessions to an engine of SmolLM2-135M-I
 some of them: the measured shape of Codex with tokens divided by 80 in real seconds, and with ``--traces`` the sessions
 of public traces. Every policy gets the same sessions, in a process of its own, one after the other; what counts are
 turns that end within the measured time, after a time in which all have begun. Drafts are off. The last line is one
-JSON object.
+JSON object; every policy's row goes to stderr as soon as it is there. Ten times a policy is played, 80 s each.
 
-    python -m bench.belt [--json] [--traces DIR] [--sweep] [--rounds 1] [--policies fcfs,lpm,...]
+    python -m bench.belt [--json] [--traces DIR] [--sweep] [--sessions 20] [--rounds 2] [--policies fcfs,lpm,...]
 
 lpm_over_fcfs, all_over_fcfs: turns per second over those of arrival order with LRU and no disk tier.
 starved: requests, of all policies, that waited longer than the engine's bound allows, admitted in the end or not.
-policies: a row for each. ``late_turns_per_s`` is that of the second half of the measured time: where it is far from
+policies: a row for each, the medians of its rounds; after the first round only those are played that the ratios name.
+``late_turns_per_s`` is that of the second half of the measured time: where it is far from
 ``turns_per_s``, the sessions had not settled. ``hit_ratio`` counts prompt tokens; waits run from arrival to admission,
 or to the end.
 
@@ -47,8 +48,8 @@ _POOL_TOKENS = 5_000
 _BYTES_PER_TOKEN = 46_080
 _MEAN_PROMPT_TOKENS = 600
 """Of the sessions that are made up; traces are scaled to it."""
-_WARM_UP_S = 2.0
-"""For each session: all of them begin with a prompt of which little is cached, which takes more than a second."""
+_WARM_UP_S = 1.5
+"""For each session: all of them begin with a prompt of which little is cached, which takes about a second."""
 _PATIENCE_S = 60.0 * _SCALE.time
 _MAX_PASSES = 4
 _SWEEP = (12, 16, 20, 28)
@@ -84,29 +85,30 @@ _POLICIES = {
     "all": Policy("lpm", "belt", is_gated=True, restore="cost"),
     "all_always_restoring": Policy("lpm", "belt", is_gated=True, restore="always"),
 }
-_TRACE_POLICIES = ("fcfs", "lpm", "all")
+_COMPARED = ("fcfs", "lpm", "all")
+_DEFAULT = tuple(name for name in _POLICIES if name != "all_always_restoring")
 _Row = dict[str, float]
 _NewSessions = Callable[[], Iterator[Session]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What admission, belt and disk tier are worth together.")
-    parser.add_argument("--json", action="store_true", help="print only the last line")
-    parser.add_argument("--traces", type=Path, help="folder of the traces; without it only made-up sessions are played")
+    parser.add_argument("--json", action="store_true", help="as without: stdout has one line")
+    parser.add_argument("--traces", type=Path, help="folder of traces to play too, one round of each; 80 s a policy")
     parser.add_argument("--sweep", action="store_true", help="find the knee of arrival order instead")
-    parser.add_argument("--policies", default=",".join(_POLICIES), help="those to play")
-    parser.add_argument("--sessions", type=int, default=20, help="at a time")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of measured time for each policy")
-    parser.add_argument("--rounds", type=int, default=1, help="each with sessions of its own")
+    parser.add_argument("--policies", default=",".join(_DEFAULT), help=f"of {', '.join(_POLICIES)}")
+    parser.add_argument("--sessions", type=int, default=20, help="at a time; 40 are far past the knee")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of measured time for each policy")
+    parser.add_argument("--rounds", type=int, default=2, help="each with sessions of its own")
     options = parser.parse_args()
     policies: list[str] = options.policies.split(",")
     if unknown := set(policies) - set(_POLICIES):
         parser.error(f"unknown policies: {', '.join(sorted(unknown))}; there are {', '.join(_POLICIES)}")
-    bench = _Bench(options.sessions, options.seconds, verbose=not options.json)
     if options.sweep:
-        result = {str(n): asyncio.run(_Bench(n, options.seconds, verbose=False).round("fcfs", 0)) for n in _SWEEP}
+        result = {str(n): asyncio.run(_Bench(n, options.seconds).round("fcfs", 0)) for n in _SWEEP}
         print(json.dumps({"fcfs_by_sessions": result}))
         return
+    bench = _Bench(options.sessions, options.seconds)
     print(json.dumps(asyncio.run(bench.measure(policies, options.rounds, options.traces))))
 
 
@@ -114,7 +116,6 @@ def main() -> None:
 class _Bench:
     num_sessions: int
     measured_s: float
-    verbose: bool
 
     async def measure(self, policies: list[str], rounds: int, traces: Path | None) -> dict[str, object]:
         result = await self._compare("synthetic", policies, rounds, self._made_up)
@@ -126,13 +127,15 @@ class _Bench:
             def read(seed: int, name: str = name) -> Iterator[Session]:
                 return read_trace(traces, name, mean_prompt_tokens=_MEAN_PROMPT_TOKENS, scale=_SCALE)
 
-            chosen = [policy for policy in _TRACE_POLICIES if policy in policies]
-            result[name] = await self._compare(name, chosen, rounds, read)
+            chosen = [policy for policy in _COMPARED if policy in policies]
+            result[name] = await self._compare(name, chosen, 1, read)
         return result
 
     async def round(self, policy: str, seed: int) -> _Row:
         """One policy, with the sessions that are made up."""
-        return await self._play(_POLICIES[policy], seed, self._made_up(seed), joins_late=True)
+        row = await self._play(_POLICIES[policy], seed, self._made_up(seed), joins_late=True)
+        _tell(f"{self.num_sessions} sessions: {policy}", row)
+        return row
 
     @staticmethod
     def _made_up(seed: int) -> Iterator[Session]:
@@ -143,14 +146,16 @@ class _Bench:
     ) -> dict[str, object]:
         rows: dict[str, list[_Row]] = {policy: [] for policy in policies}
         for seed in range(rounds):
-            for policy in policies:
+            for policy in policies if seed == 0 else [each for each in policies if each in _COMPARED]:
                 joins_late = name == "synthetic"
                 row = await self._play(_POLICIES[policy], seed, new_sessions(seed), joins_late=joins_late)
                 rows[policy].append(row)
-                if self.verbose:
-                    print(name, seed, policy, json.dumps(row), flush=True)
+                _tell(f"{name}, round {seed + 1} of {rounds}: {policy}", row)
         median = {
-            policy: {key: round(statistics.median(row[key] for row in found), 3) for key in found[0]}
+            policy: {
+                **{key: round(statistics.median(row[key] for row in found), 3) for key in found[0]},
+                "rounds": len(found),
+            }
             for policy, found in rows.items()
         }
         result: dict[str, object] = {}
@@ -184,6 +189,11 @@ class _Bench:
                 measured = asyncio.create_task(_cpu_s(stack, plan))
                 played = await play(stack.engine, new, plan)
                 return _row(played, await measured)
+
+
+def _tell(what: str, row: _Row) -> None:
+    figures = ", ".join(f"{key} {value:.3g}" for key, value in row.items())
+    print(f"{what}: {figures}", file=sys.stderr, flush=True)
 
 
 async def _cpu_s(stack: Stack, plan: Plan) -> float:

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 async def _round(num_streams: int, num_events: int) -> dict[str, float]:
-    port, gateway_port = _free_port(), _free_port()
+    port, gateway_port = free_port(), free_port()
     result: dict[str, float] = {}
     async with (
         _process("bench.gateway", "--serve-script", str(port)),
@@ -202,7 +202,8 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
