@@ -112,6 +112,16 @@ def test_excluded_tokens_are_left_out_unless_nothing_else_is_allowed() -> None:
     assert logits.tolist() == [1.0, 5.0, 3.0, 2.0]
 
 
+@pytest.mark.parametrize("num_ids", [1, 31, 32, 33, 49_152])
+def test_the_legal_logits_stay_as_they_are_and_the_others_are_out(num_ids: int) -> None:
+    rng = np.random.default_rng(num_ids)
+    logits = rng.normal(size=num_ids).astype(np.float32)
+    logits[::7] = -np.inf
+    bits = rng.integers(0, 2**32, size=-(-num_ids // 32), dtype=np.uint32)
+    legal = [bool(int(bits[at >> 5]) >> (at & 31) & 1) for at in range(num_ids)]
+    assert np.array_equal(masked(logits, Mask(bits)), np.where(legal, logits, -np.inf))
+
+
 def test_a_masked_token_is_never_drawn() -> None:
     rng = random.Random(1)
     for _ in range(300):
