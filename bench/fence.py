@@ -6,7 +6,7 @@ parametric grammar, and xgrammar where it is installed, over the same tokens. Ti
 where the machine disturbs. ``step_over_free_*``: a decode step of the default model with 8 fenced rows over one without
 fences, no drafts (bench/fences/step_cost.py).
 
-    python -m bench.fence [--json] [--rounds 5] [--answers 150] [--steps 40]
+    python -m bench.fence [--json] [--rounds 5] [--answers 150] [--steps 60] [--threads 1]
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def num_invalid(case: Case, fences: FenceCompiler, num_answers: int) -> int:
     return invalid
 
 
-def measure(rounds: int, num_answers: int, num_steps: int) -> dict[str, Any]:
+def measure(rounds: int, num_answers: int, num_steps: int, threads: int) -> dict[str, Any]:
     case = next(case for case in CASES if case.id == "dsml")
     try:
         fences = compiler(case.vocabulary, Path())
@@ -126,7 +126,7 @@ def measure(rounds: int, num_answers: int, num_steps: int) -> dict[str, Any]:
     result["forward_passes_over_free"] = forward_passes(compiled, calls)
     result["invalid"] = num_invalid(case, fences, num_answers)
     result["answers"] = num_answers // len(Mode) * len(Mode)
-    result |= StepCost(resolve(DEFAULT_MODEL)).measure_all(num_steps)
+    result |= StepCost(resolve(DEFAULT_MODEL), threads).measure_all(num_steps)
     beside = measure_llguidance(fences.tokens, markers[MARK], calls, rounds)
     result["llguidance"] = {key: round(value, 3) for key, value in beside.items()}
     result |= measure_xgrammar(fences.tokens, calls)
@@ -139,9 +139,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print only the last line")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--answers", type=int, default=150, help="driven by random and adversarial tokens")
-    parser.add_argument("--steps", type=int, default=40, help="of the default model with 8 rows, of each kind")
+    parser.add_argument("--steps", type=int, default=60, help="of the default model with 8 rows, of each kind")
+    parser.add_argument("--threads", type=int, default=1, help="of these steps' forward")
     options = parser.parse_args()
-    result = measure(options.rounds, options.answers, options.steps)
+    result = measure(options.rounds, options.answers, options.steps, options.threads)
     if not options.json:
         print(json.dumps(result, indent=1))
     print(json.dumps(result))

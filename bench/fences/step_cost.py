@@ -11,7 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal as Choice
 
@@ -67,8 +67,6 @@ class _Side:
     runtime: PagedRuntime
     sequences: list[EngineSequence]
     fences: list[Fence]
-    wall: list[float] = field(default_factory=list[float])
-    cpu: list[float] = field(default_factory=list[float])
 
     def step(self) -> tuple[float, float]:
         """Seconds of wall and of processor time."""
@@ -88,7 +86,8 @@ class _Side:
 class StepCost:
     """One model, loaded once."""
 
-    def __init__(self, model_dir: Path, threads: int | None = None) -> None:
+    def __init__(self, model_dir: Path, threads: int = 1) -> None:
+        """``threads``: of the forward; those that wait spin, which a busy machine shows as cost."""
         self._runtime = PagedRuntime(load_model(model_dir, num_threads=threads), num_blocks=_BLOCKS, block_tokens=16)
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         self._lexicon = Lexicon(load_vocabulary(model_dir).token_bytes)
@@ -96,15 +95,15 @@ class StepCost:
         assert self._fences.tokens.num_ids == self._runtime.vocab_size
 
     def measure_all(self, num_steps: int) -> dict[str, float]:
-        """Medians by kind and way of sampling, and ``step_over_free_8_rows``: of all these the most, by wall time."""
+        """Medians by kind and way of sampling, and ``step_over_free_8_rows``: the most of them by processor time."""
         found = {
             f"{kind}_{way}": self.measure(kind, temperature, num_steps)
             for kind in KINDS
             for way, temperature in (("greedy", 0.0), ("sampled", 1.0))
         }
-        result = {"step_over_free_8_rows": max(one["wall"] for one in found.values())}
-        result |= {f"step_over_free_{name}": one["wall"] for name, one in found.items()}
-        result |= {f"step_over_free_cpu_{name}": one["cpu"] for name, one in found.items()}
+        result = {"step_over_free_8_rows": max(one["cpu"] for one in found.values())}
+        result |= {f"step_over_free_{name}": one["cpu"] for name, one in found.items()}
+        result |= {f"step_over_free_wall_{name}": one["wall"] for name, one in found.items()}
         result["free_step_8_rows_ms"] = min(one["free_ms"] for one in found.values())
         return result
 
