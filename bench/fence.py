@@ -2,9 +2,11 @@
 
 Twenty agent tools in DeepSeek's markup on its V4 vocabulary (``make bench-data`` fetches it). Calls as agents make them
 are pushed token by token, and every look at the legal tokens is timed; beside it llguidance with the same tools as one
-parametric grammar, over the same tokens. Times are CPU times, best of the rounds where the machine disturbs.
+parametric grammar, and xgrammar where it is installed, over the same tokens. Times are CPU times, best of the rounds
+where the machine disturbs. ``step_over_free_*``: a decode step of the default model with 8 fenced rows over one without
+fences, no drafts (bench/fences/step_cost.py).
 
-    python -m bench.fence [--json] [--rounds 5] [--answers 150]
+    python -m bench.fence [--json] [--rounds 5] [--answers 150] [--steps 60] [--threads 1]
 """
 
 from __future__ import annotations
@@ -14,26 +16,23 @@ import json
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llguidance
-import numpy as np
-
 from bench.fences.agent_calls import CALLS
-from bench.fences.agent_tools import TOOLS, options_of
+from bench.fences.agent_tools import TOOLS
 from bench.fences.driving import CASES, Case, drive, judge
 from bench.fences.forcing import ids_of
+from bench.fences.peer_grammars import MARK, measure_llguidance, measure_xgrammar
 from bench.fences.programs import Mode
+from bench.fences.step_cost import StepCost
+from bench.fences.timing import cpu_us, percentile
 from bench.fences.vocabularies import compiler, marker_ids
 from services.engine.fence.compile import CompiledFence, FenceCompiler
 from services.engine.fence.machine import Fence
-from services.engine.fence.tokens import FenceTokens
-
-MARK = "｜DSML｜"
+from services.models.store import DEFAULT_MODEL, resolve
 
 
 def block(name: str, arguments: Mapping[str, Any]) -> str:
@@ -46,24 +45,15 @@ def block(name: str, arguments: Mapping[str, Any]) -> str:
     return f'\n\n<{MARK}tool_calls>\n<{MARK}invoke name="{name}">\n{parameters}\n</{MARK}invoke>\n</{MARK}tool_calls>'
 
 
-def cpu_us(action: Callable[[], object]) -> float:
-    start = time.thread_time_ns()
-    action()
-    return (time.thread_time_ns() - start) / 1e3
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def measure_compile(case: Case, fences: FenceCompiler, rounds: int) -> dict[str, float]:
     """With nothing compiled before, and with the tools of an earlier request."""
     cold: list[float] = []
     warm: list[float] = []
+    required, auto = (case.program(fences, TOOLS, mode) for mode in (Mode.REQUIRED, Mode.AUTO))
     for _ in range(rounds):
         fresh = FenceCompiler(fences.rows)
-        cold.append(cpu_us(partial(case.compile, fresh, TOOLS, Mode.REQUIRED)) / 1e3)
-        warm.append(cpu_us(partial(case.compile, fresh, TOOLS, Mode.AUTO)) / 1e3)
+        cold.append(cpu_us(partial(fresh.compile, required)) / 1e3)
+        warm.append(cpu_us(partial(fresh.compile, auto)) / 1e3)
     return {"compile_20_ms": min(cold), "compile_other_mode_ms": min(warm)}
 
 
@@ -122,80 +112,7 @@ def num_invalid(case: Case, fences: FenceCompiler, num_answers: int) -> int:
     return invalid
 
 
-def measure_llguidance(tokens: FenceTokens, mark_id: int, calls: Sequence[list[int]], rounds: int) -> dict[str, float]:
-    """The same tools as one grammar."""
-    text = _parametric(f"<[{mark_id}]>")
-    grammar = llguidance.LLMatcher.grammar_from_lark(text)
-    matcher = llguidance.LLMatcher(tokens.lltokenizer, grammar, log_level=0)
-    compiles: list[float] = []
-    for _ in range(rounds):
-        start = time.thread_time_ns()
-        matcher = llguidance.LLMatcher(tokens.lltokenizer, grammar, log_level=0)
-        compiles.append((time.thread_time_ns() - start) / 1e6)
-    if matcher.is_error():
-        raise SystemExit(matcher.get_error())
-    looks: list[float] = []
-    clones: list[float] = []
-    row = np.zeros(tokens.num_words, np.uint32)
-    for _ in range(rounds):
-        for ids in calls:
-            copy = matcher.deep_copy()
-            for token_id in ids:
-                looks.append(cpu_us(lambda copy=copy: copy.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)))
-                clones.append(cpu_us(copy.deep_copy))
-                if not copy.consume_token(token_id):
-                    raise SystemExit(f"the grammar beside it refuses a call: {copy.get_error()}")
-    return {
-        "compile_20_ms": min(compiles),
-        "mask_p50_us": percentile(looks, 0.5),
-        "mask_p99_us": percentile(looks, 0.99),
-        "clone_us": statistics.median(clones),
-    }
-
-
-def _parametric(mark: str) -> str:
-    def quoted(text: str) -> str:
-        return f" {mark} ".join(json.dumps(part, ensure_ascii=False) for part in text.split(MARK))
-
-    lines: list[str] = []
-    names: list[str] = []
-    for number, (name, schema) in enumerate(TOOLS.items()):
-        names.append(f"call{number}")
-        required = schema["required"]
-        keys = [*required, *(key for key in schema["properties"] if key not in required)]
-        lines.append(
-            f'call{number}: {quoted(f"<{MARK}invoke name=")} {json.dumps(json.dumps(name))} ">\\n" k{number}::0x0'
-        )
-        closing = quoted(f"</{MARK}invoke>\n")
-        first = f"{closing} %if is_ones([0:{len(required)}])" if required else f'"\\n" {closing} %if is_zeros(_)'
-        branches = [first] if required or not keys else [first, f"{closing} %if not(is_zeros(_))"]
-        for bit, key in enumerate(keys):
-            text, other = options_of(schema["properties"][key])
-            for kind, inner in (("true", text), ("false", other)):
-                if inner is None:
-                    continue
-                value = f"v{number}_{bit}_{kind}"
-                lines.append(f"{value}: {_value(inner, kind)}")
-                opening = f'<{MARK}parameter name="{key}" string="{kind}">'
-                end = quoted(f"{MARK}parameter>\n").removeprefix('"" ')
-                branches.append(f"{quoted(opening)} {value} {end} k{number}::set_bit({bit}) %if bit_clear({bit})")
-        lines.append(f"k{number}::_: " + "\n  | ".join(branches))
-    opening, closing = quoted(f"\n\n<{MARK}tool_calls>\n"), quoted(f"</{MARK}tool_calls>")
-    start = f"start: {opening} ({' | '.join(names)})+ {closing}"
-    return "\n".join([start, *lines, "TEXT: /(?s:.*)<\\//"])
-
-
-def _value(schema: Mapping[str, Any], kind: str) -> str:
-    """Up to the marker of the closing tag."""
-    if kind == "false":
-        options = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
-        return f'(%json {json.dumps({**schema, "x-guidance": options})}) "</"'
-    if "enum" in schema:
-        return "(" + " | ".join(json.dumps(f"{value}</") for value in schema["enum"]) + ")"
-    return "TEXT"
-
-
-def measure(rounds: int, num_answers: int) -> dict[str, Any]:
+def measure(rounds: int, num_answers: int, num_steps: int, threads: int) -> dict[str, Any]:
     case = next(case for case in CASES if case.id == "dsml")
     try:
         fences = compiler(case.vocabulary, Path())
@@ -207,12 +124,13 @@ def measure(rounds: int, num_answers: int) -> dict[str, Any]:
     result: dict[str, Any] = {"bench": "fence", **measure_compile(case, fences, rounds)}
     result |= measure_masks(compiled, calls, rounds)
     result["forward_passes_over_free"] = forward_passes(compiled, calls)
-    result = {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}
     result["invalid"] = num_invalid(case, fences, num_answers)
     result["answers"] = num_answers // len(Mode) * len(Mode)
+    result |= StepCost(resolve(DEFAULT_MODEL), threads).measure_all(num_steps)
     beside = measure_llguidance(fences.tokens, markers[MARK], calls, rounds)
     result["llguidance"] = {key: round(value, 3) for key, value in beside.items()}
-    return result
+    result |= measure_xgrammar(fences.tokens, calls)
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}
 
 
 def main() -> int:
@@ -221,8 +139,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print only the last line")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--answers", type=int, default=150, help="driven by random and adversarial tokens")
+    parser.add_argument("--steps", type=int, default=60, help="of the default model with 8 rows, of each kind")
+    parser.add_argument("--threads", type=int, default=1, help="of these steps' forward")
     options = parser.parse_args()
-    result = measure(options.rounds, options.answers)
+    result = measure(options.rounds, options.answers, options.steps, options.threads)
     if not options.json:
         print(json.dumps(result, indent=1))
     print(json.dumps(result))

@@ -33,6 +33,7 @@ from bench.fences.vocabularies import marker_ids
 from services.engine.fence.allowed import Free, Ids, Mask
 from services.engine.fence.compile import CompiledFence, FenceCompiler
 from services.engine.fence.machine import Fence, Region
+from services.engine.fence.program import Program
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,16 @@ class Case:
     terminator: str = ""
     """Of raw text, where that is no marker."""
 
+    def program(
+        self, compiler: FenceCompiler, tools: Mapping[str, Schema], mode: Mode, max_calls: int | None = None
+    ) -> Program:
+        markers = marker_ids(compiler, *self.markers)
+        return program(self.markup, tools, mode, markers=markers, max_calls=max_calls, trigger=self.trigger)
+
     def compile(
         self, compiler: FenceCompiler, tools: Mapping[str, Schema], mode: Mode, max_calls: int | None = None
     ) -> CompiledFence:
-        markers = marker_ids(compiler, *self.markers)
-        return compiler.compile(
-            program(self.markup, tools, mode, markers=markers, max_calls=max_calls, trigger=self.trigger)
-        )
+        return compiler.compile(self.program(compiler, tools, mode, max_calls))
 
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+
+import torch
 
 from services.engine.fence.allowed import Free, Ids
 from services.engine.fence.machine import Fence
@@ -40,8 +43,23 @@ def first_illegal(fence: Fence, ids: Sequence[int]) -> int | None:
     return None
 
 
-def library_files() -> list[Path]:
-    """Files of the standard library, in order; some are no text."""
-    folders = {"site-packages", "__pycache__"}
-    files = Path(json.__file__).parent.parent.rglob("*")
-    return sorted(path for path in files if path.is_file() and folders.isdisjoint(path.parts))
+@cache
+def files_by_kind(max_files: int = 500) -> dict[str, list[Path]]:
+    """Files as agents write them, in order: the standard library's with its test data, all of them; of every other kind
+    some, ``max_files`` at most, spread evenly over what this machine has. Some are no text."""
+    library, packages = Path(json.__file__).parent.parent, Path(torch.__file__).parent.parent
+    apart = {"site-packages", "__pycache__"}
+    files = {"library": sorted(path for path in _files(library) if apart.isdisjoint(path.parts))}
+    headers = [*_files(Path("/usr/include/c++")), *_files(packages / "torch" / "include")]
+    rest = [path for root in (packages, Path("/usr/share/doc"), Path("/usr/lib/node_modules")) for path in _files(root)]
+    files["c++"] = [path for path in headers if path.suffix in ("", ".h", ".hpp", ".tcc", ".cuh")]
+    files["html"] = [path for path in rest if path.suffix in (".html", ".htm")]
+    files["javascript"] = [path for path in rest if path.suffix in (".js", ".mjs", ".cjs", ".ts")]
+    files["markdown"] = [path for path in rest if path.suffix == ".md"]
+    return files | {
+        kind: sorted(files[kind])[:: len(files[kind]) // max_files + 1] for kind in files if kind != "library"
+    }
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]

@@ -66,12 +66,13 @@ class Sampler:
         weights = np.exp(scaled)
         weights /= weights.sum()
         ids = self._candidates(weights)
-        if weights[ids[-1]] == 0:
-            # Masked out: not to be had, not even by rounding.
-            ids = ids[weights[ids] > 0]
-        cumulative = np.cumsum(weights[ids])
+        likelihoods = weights[ids]
+        cumulative = np.cumsum(likelihoods)
         place = int(np.searchsorted(cumulative, self._generator.random() * float(cumulative[-1]), side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        if place == len(ids):
+            # By rounding. What is masked out is not to be had, not even then.
+            place = int(np.flatnonzero(likelihoods)[-1])
+        return int(ids[place])
 
     def _candidates(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Ids that may be drawn, likeliest first; in id order, when neither top-k nor the nucleus limits them."""

@@ -218,12 +218,29 @@ class CompiledFence:
         self._note_dropped(opening.node, found)
         return found
 
+    def renewed(self, opening: Opening, value: CompiledValue) -> CompiledValue | CompiledRaw:
+        """``value``, which begins there, compiled anew."""
+        self.values.forget(value.matcher)
+        self._opened = {key: one for key, one in self._opened.items() if one is not value}
+        found = self.open(opening)
+        is_same = isinstance(found, CompiledValue) and found.strictness == value.strictness
+        return found if is_same else self.weakened(opening, value.strictness)
+
     def prepare(self, deadline: float) -> None:
         """Compile what is likely to be needed, until ``deadline`` (of the monotonic clock, in seconds).
 
         What is left is compiled where it is met, about 1 ms each.
         """
-        for opening in self._openings(deadline):
+        openings = [*self._openings(deadline)]
+        self.values.compile_together(
+            (
+                (node, opening.joint, self.structure.tails(opening.rest))
+                for opening in openings
+                if isinstance(node := self.program.nodes[opening.node], (Value, Grammar))
+            ),
+            deadline,
+        )
+        for opening in openings:
             if time.monotonic() > deadline:
                 return
             self.open(opening)

@@ -210,6 +210,7 @@ class TextAutomaton:
 
 
 _OPEN, _ENDED, _FORBIDDEN = 0, 1, 2
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 def _longest_suffix(text: bytes, by_text: dict[bytes, int]) -> int:
@@ -222,4 +223,4 @@ def _overlap(text: bytes, end: bytes) -> bytes:
 
 
 def _num_chars(text: bytes) -> int:
-    return sum(byte & 0xC0 != 0x80 for byte in text)
+    return len(text.translate(None, _CONTINUATIONS))

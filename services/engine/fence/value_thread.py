@@ -42,6 +42,7 @@ class ValueThread:
     __slots__ = (
         "_instead",
         "_is_relaxed",
+        "_is_renewed",
         "_keys",
         "_matcher",
         "_place",
@@ -68,6 +69,7 @@ class ValueThread:
         self._written: _Written | None = None
         self._is_relaxed = False
         """Canonical form is given up for the next token: nothing else is left."""
+        self._is_renewed = False
         self._instead: Thread | None = None
         """Reads on where the grammar has become too complex."""
 
@@ -106,7 +108,10 @@ class ValueThread:
             if not self._is_relaxed:
                 return None
         if not self._matcher.consume_token(token_id):
-            return None
+            if not self._is_full():
+                return None
+            self._weaken()
+            return self.push(token_id)
         self._is_relaxed = False
         self._state = json_text.START if state == _WRONG else state
         self._place = place
@@ -212,24 +217,36 @@ class ValueThread:
         return not (self._value.is_canonical and _UNFINISHED[self._state])
 
     def _weaken(self) -> None:
-        """The same value in a weaker grammar: what was written fits that, too."""
+        """The same value in a fresh matcher, or in a weaker grammar: what was written fits that, too."""
         ids: list[int] = []
         written = self._written
         while written is not None:
             ids.append(written.token_id)
             written = written.before
         strictness = self._value.strictness
+        if self._is_full() and not self._is_renewed:
+            self._is_renewed = True
+            if self._goes_on_with(self.fence.renewed(self.opening, self._value), ids[::-1]):
+                return
         while strictness > Strictness.ANY:
             strictness = Strictness(strictness - 1)
-            opened = self.fence.weakened(self.opening, strictness)
-            if isinstance(opened, CompiledRaw):
-                thread: Thread = RawThread(self.fence, opened, self.opening)
-                for token_id in reversed(ids):
-                    (thread,) = [one for one in thread.push(token_id) or () if isinstance(one, RawThread)]
-                self._instead = thread
-                return
-            matcher = opened.matcher.deep_copy()
-            if matcher.try_consume_tokens(ids[::-1]) == len(ids) and not matcher.is_error():
-                self._value, self._matcher = opened, matcher
+            if self._goes_on_with(self.fence.weakened(self.opening, strictness), ids[::-1]):
                 return
         raise AssertionError("any JSON takes what a stricter schema took")
+
+    def _is_full(self) -> bool:
+        """Whether the matcher failed for what it and its copies have met before."""
+        return self._matcher.get_error().startswith("lexer error")
+
+    def _goes_on_with(self, opened: CompiledRaw | CompiledValue, written: list[int]) -> bool:
+        if isinstance(opened, CompiledRaw):
+            thread: Thread = RawThread(self.fence, opened, self.opening)
+            for token_id in written:
+                (thread,) = [one for one in thread.push(token_id) or () if isinstance(one, RawThread)]
+            self._instead = thread
+            return True
+        matcher = opened.matcher.deep_copy()
+        if matcher.try_consume_tokens(written) != len(written) or matcher.is_error():
+            return False
+        self._value, self._matcher = opened, matcher
+        return True

@@ -7,28 +7,26 @@ and copied for every value. Its rows are narrowed to canonical JSON and to what 
 from __future__ import annotations
 
 import ast
-import json
-import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import llguidance
 
+from services.engine.fence.library_grammar import JsonRule, grammar_of
 from services.engine.fence.program import Grammar, GrammarSyntax, Raw, Value
 from services.engine.fence.schema import JsonSchema, Strictness
 from services.engine.fence.text_automaton import TextAutomaton
 from services.engine.fence.token_rows import TokenRows
 
 _MAX_CACHED = 1_024
-_MAX_GRAMMAR_CHARS = 64 * 1024
-_JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
+_MAX_TOGETHER = 64
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=50_000, max_grammar_size=200_000
 )
 """About 20 ms to build, 15 ms for a step, 64 MiB of lexer states."""
-_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$/&~#-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,15 @@ class CompiledValue:
     """Objects in it may have keys that no schema names."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What the library made of one grammar."""
+
+    matcher: llguidance.LLMatcher
+    ignored: tuple[str, ...] = ()
+    """Keywords of its schema that it does not know."""
+
+
 class ValueCompiler:
     """Compiles values for one tokenizer; keeps what it has compiled."""
 
@@ -58,7 +65,7 @@ class ValueCompiler:
         self._tokens = rows.tokens
         self._lock = Lock()
         """Programs are compiled beside the step loop, which compiles what they left."""
-        self._matchers: dict[str, llguidance.LLMatcher] = {}
+        self._grammars: dict[str, _Library] = {}
         self._schemas: dict[str, JsonSchema] = {}
         self._automata: dict[tuple[str, bool, tuple[str, ...], bool], TextAutomaton] = {}
 
@@ -95,10 +102,14 @@ class ValueCompiler:
         schema = self._schema(node)
         for level in range(strictness, -1, -1) if schema is not None else (strictness,):
             strictness = Strictness(level)
-            matcher = self._matcher(_grammar(node, joint, tails, end, strictness, schema))
-            if matcher is None:
+            if schema is None:
+                grammar = grammar_of(node, joint, tails, end)
+            else:
+                grammar = JsonRule.of(schema.text(strictness), joint, tails).grammar
+            found = self._library(grammar)
+            if found is None:
                 continue
-            dropped = [] if schema is None else schema.dropped(strictness) + _unimplemented(matcher, schema)
+            dropped = [] if schema is None else schema.dropped(strictness) + _places(found.ignored, schema)
             is_json = isinstance(node, Value) or schema is not None
             is_canonical = node.is_canonical if isinstance(node, Value) else is_json
             forbidden = None
@@ -107,8 +118,57 @@ class ValueCompiler:
             elif isinstance(node, Value) and node.forbidden:
                 forbidden = self.automaton("", False, node.forbidden, False)
             is_open = schema is not None and schema.has_open_objects(strictness)
-            return CompiledValue(matcher, joint, tails, is_canonical, forbidden, tuple(dropped), strictness, is_open)
+            return CompiledValue(
+                found.matcher, joint, tails, is_canonical, forbidden, tuple(dropped), strictness, is_open
+            )
         return None
+
+    def compile_together(
+        self, wanted: Iterable[tuple[Value | Raw | Grammar, bytes, tuple[bytes, ...]]], deadline: float
+    ) -> None:
+        """Make ready what ``compile`` will be asked for (node, joint, tails), until ``deadline`` (monotonic, seconds).
+
+        Setting up the library costs more than a schema: one grammar has all of them, each behind a text of its own.
+        What does not compile along with others, or not without warnings, is left to ``compile``.
+        """
+        found: dict[str, tuple[JsonRule, JsonSchema]] = {}
+        for node, joint, tails in wanted:
+            schema = self._schema(node)
+            if schema is not None:
+                rule = JsonRule.of(schema.text(Strictness.WHOLE), joint, tails)
+                found.setdefault(rule.grammar, (rule, schema))
+        missing = [one for grammar, one in found.items() if grammar not in self._grammars]
+        pending = [missing[at : at + _MAX_TOGETHER] for at in range(0, len(missing), _MAX_TOGETHER)]
+        while pending and time.monotonic() < deadline:
+            some = pending.pop()
+            if len(some) > 1 and not self._compile_some(some):
+                middle = len(some) // 2
+                pending += [some[middle:], some[:middle]]
+
+    def forget(self, matcher: llguidance.LLMatcher) -> None:
+        """Compile it anew when it is asked for again.
+
+        What a matcher and its copies have met grows one automaton between them; once that is full, all of them fail.
+        """
+        with self._lock:
+            self._grammars = {text: one for text, one in self._grammars.items() if one.matcher is not matcher}
+
+    def _compile_some(self, some: Sequence[tuple[JsonRule, JsonSchema]]) -> bool:
+        """False where not all of them fit into one grammar."""
+        lines = ["start: " + " | ".join(f'"{number};" start{number}' for number in range(len(some)))]
+        lines += [rule.numbered(number) for number, (rule, _) in enumerate(some)]
+        grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(lines))
+        whole = llguidance.LLMatcher(self._tokens.lltokenizer, grammar, log_level=0, limits=_LIMITS)
+        if whole.is_error():
+            return False
+        warned = _ignored_keywords(whole)
+        for number, (rule, schema) in enumerate(some):
+            # Only alone it shows whether a warning is about this one.
+            if not any(schema.places(keyword) for keyword in warned):
+                matcher, ids = whole.deep_copy(), self._tokens.encode(f"{number};")
+                if matcher.try_consume_tokens(ids) == len(ids):
+                    self._keep(self._grammars, rule.grammar, _Library(matcher))
+        return True
 
     def _schema(self, node: Value | Raw | Grammar) -> JsonSchema | None:
         text = _schema_text(node)
@@ -120,14 +180,15 @@ class ValueCompiler:
             self._keep(self._schemas, text, schema)
         return schema
 
-    def _matcher(self, grammar: str | None) -> llguidance.LLMatcher | None:
+    def _library(self, grammar: str | None) -> _Library | None:
         if grammar is None:
             return None
-        matcher = self._matchers.get(grammar)
-        if matcher is None:
+        found = self._grammars.get(grammar)
+        if found is None:
             matcher = llguidance.LLMatcher(self._tokens.lltokenizer, grammar, log_level=0, limits=_LIMITS)
-            self._keep(self._matchers, grammar, matcher)
-        return None if matcher.is_error() else matcher
+            found = _Library(matcher, tuple(_ignored_keywords(matcher)))
+            self._keep(self._grammars, grammar, found)
+        return None if found.matcher.is_error() else found
 
     def _keep(self, cache: dict[Any, Any], key: Any, value: object) -> None:
         with self._lock:
@@ -146,72 +207,18 @@ def _schema_text(node: Value | Raw | Grammar) -> str | None:
             return None
 
 
-def _unimplemented(matcher: llguidance.LLMatcher, schema: JsonSchema) -> list[tuple[str, str]]:
+def _places(keywords: Iterable[str], schema: JsonSchema) -> list[tuple[str, str]]:
+    return [(place, keyword) for keyword in keywords for place in schema.places(keyword) or [""]]
+
+
+def _ignored_keywords(matcher: llguidance.LLMatcher) -> list[str]:
     """What the library says it ignores."""
-    found: list[tuple[str, str]] = []
+    found: dict[str, None] = {}
     for warning in matcher.get_grammar_warnings():
         subject, _, rest = warning.partition(": ")
         if subject == "Unimplemented keys":
             # Behind the list stands how often it was met, if more than once.
-            keywords = [str(key) for key in ast.literal_eval(rest[: rest.rindex("]") + 1])]
-        elif subject == "Unknown format":
-            keywords = ["format"]
+            found.update((str(key), None) for key in ast.literal_eval(rest[: rest.rindex("]") + 1]))
         else:
-            keywords = [warning.split()[0]]
-        for keyword in keywords:
-            found.extend((place, keyword) for place in schema.places(keyword) or [""])
-    return list(dict.fromkeys(found))
-
-
-def _grammar(
-    node: Value | Raw | Grammar,
-    joint: bytes,
-    tails: tuple[bytes, ...],
-    end: str,
-    strictness: Strictness,
-    schema: JsonSchema | None,
-) -> str | None:
-    """In the library's form; None for what is too large."""
-    before = f"{_quoted(joint.decode())} " if joint else ""
-    texts = [_quoted(tail.decode()) for tail in tails if tail]
-    after = f" ({' | '.join(texts)})" if texts else ""
-    if texts and b"" in tails:
-        after += "?"
-    if schema is not None:
-        text = schema.text(strictness)
-        text = {"true": "{}", "false": '{"enum": []}'}.get(text, text)
-        options = json.dumps({"x-guidance": _JSON_OPTIONS})
-        text = options if text == "{}" else f"{text[:-1]}, {options[1:]}"
-        return llguidance.LLMatcher.grammar_from_lark(f"start: {before}value{after}\nvalue: %json {text}")
-    if isinstance(node, Raw):
-        return llguidance.LLMatcher.grammar_from_lark(f"start: {before}TEXT\nTEXT: {_raw_terminal(node, end)}")
-    assert isinstance(node, Grammar)
-    if len(node.text) > _MAX_GRAMMAR_CHARS:
-        return None
-    if node.syntax is GrammarSyntax.REGEX:
-        terminal = f"/{llguidance.regex_to_lark(node.text, '')}/"
-        return llguidance.LLMatcher.grammar_from_lark(f"start: {before}TEXT{after}\nTEXT: {terminal}")
-    outer = {"lark_grammar": f"start: {before}@inner{after}"}
-    return json.dumps({"grammars": [outer, {"name": "inner", "lark_grammar": node.text}]})
-
-
-def _raw_terminal(node: Raw, end: str) -> str:
-    """A terminal of the library for the text with its terminator."""
-    closing = _escaped(end)
-    pattern = node.pattern or ""
-    if "|" not in pattern:
-        pattern = pattern.removeprefix("^")
-        pattern = pattern[:-1] if pattern.endswith("$") and not pattern.endswith("\\$") else pattern
-    terms = [f"/(?:{llguidance.regex_to_lark(pattern, 'dw')}){closing}/"]
-    if node.min_chars or node.max_chars is not None:
-        most = "" if node.max_chars is None else str(node.max_chars)
-        terms.append(f"/(?s:.{{{node.min_chars},{most}}}){closing}/")
-    return " & ".join(terms)
-
-
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(lambda found: "\\" + found.group(), text).replace("\n", "\\n").replace("\r", "\\r")
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+            found["format" if subject == "Unknown format" else warning.split()[0]] = None
+    return list(found)

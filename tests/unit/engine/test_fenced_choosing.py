@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -10,20 +11,23 @@ import pytest
 import torch
 
 from bench.fences.agent_tools import TOOLS
-from bench.fences.driving import CASES, Answer, Case, judge
+from bench.fences.driving import CASES, Answer, Case, drive, judge
 from bench.fences.programs import CHATML_JSON, Mode
 from services.engine.choosing import TokenChooser, choose_tokens, new_chooser
 from services.engine.draft.drafter import Drafter
 from services.engine.fence.allowed import Free, Ids, Mask
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence.machine import Fence
-from services.engine.fence.masking import masked
+from services.engine.fence.masking import is_allowed, masked
 from services.engine.guard.lexicon import Lexicon
 from services.engine.request import Request, Sampled, SamplingParams
 from services.engine.sampling import Sampler
 from tests.unit.engine.fence.fetched import fetched
 
 MAX_TOKENS = 1_500
+NUM_ANSWERS = 1_000 if os.environ.get("FENCEPOST_SOAK") else 2
+"""For each dialect, vocabulary and mode."""
+GREEDY = SamplingParams(temperature=0)
 
 
 class Model:
@@ -83,6 +87,44 @@ def test_what_is_chosen_parses_and_forced_runs_change_nothing(
     assert not plain[-1].is_inside
 
 
+@pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_guesses_right_and_wrong_change_no_answer(case: Case, mode: Mode, smollm2_dir: Path) -> None:
+    compiled = case.compile(fetched(case.vocabulary, smollm2_dir), TOOLS, mode)
+    rows = torch.zeros((9, compiled.tokens.num_ids))
+    for number in range(NUM_ANSWERS):
+        rng = random.Random(f"{case.id} {mode.value} {number}")
+        ids = [*drive(case, compiled, rng, is_adversarial=number % 2 == 1).ids, min(compiled.tokens.eos_ids)]
+        scores = wanted(compiled, ids, rng)
+        for guesses in (False, True):
+            request = Request(cache_scope="s", token_ids=b"\1\0\0\0", sampling=GREEDY, fence=compiled)
+            chooser, found = new_chooser(request, 0), list[int]()
+            while len(found) < len(ids):
+                right = ids[len(found) : len(found) + rng.randint(0, 6)]
+                draft = [*right, *rng.choices(ids, k=rng.randint(0, 2))][: len(ids) - len(found) - 1] if guesses else []
+                liked = scores[len(found) : len(found) + 1 + len(draft)]
+                for row, score_by_id in zip(rows, liked, strict=False):
+                    row[list(score_by_id)] = torch.tensor(list(score_by_id.values()))
+                likeliest = [max(score_by_id, key=score_by_id.__getitem__) for score_by_id in liked]
+                found += [one.token_id for one in chooser.choose(rows[: len(liked)], likeliest, draft)]
+                assert not chooser.is_broken
+                for row, score_by_id in zip(rows, liked, strict=False):
+                    row[list(score_by_id)] = 0.0
+            assert found == ids
+
+
+def wanted(compiled: CompiledFence, ids: list[int], rng: random.Random) -> list[dict[int, float]]:
+    """Scores by place: the likeliest legal token is the answer's next one, but mostly an illegal one is likelier."""
+    scores: list[dict[int, float]] = []
+    fence, traps = Fence(compiled), [*compiled.tokens.eos_ids, *compiled.program.marker_ids]
+    for token_id in ids:
+        allowed = fence.allowed()
+        some = [rng.choice(traps), rng.randrange(compiled.tokens.num_ids)]
+        scores.append({token_id: 1.0} | {trap: 2.0 for trap in some if not is_allowed(allowed, trap)})
+        assert fence.push(token_id)
+    return scores
+
+
 class Refusing(Fence):
     """Takes nothing."""
 
@@ -110,6 +152,16 @@ def test_excluded_tokens_are_left_out_unless_nothing_else_is_allowed() -> None:
     assert masked(logits, Ids(frozenset({2})), {2}).tolist() == [-np.inf, -np.inf, 3.0, -np.inf]
     assert masked(logits, Free(), {1}).tolist() == [1.0, -np.inf, 3.0, 2.0]
     assert logits.tolist() == [1.0, 5.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize("num_ids", [1, 31, 32, 33, 49_152])
+def test_the_legal_logits_stay_as_they_are_and_the_others_are_out(num_ids: int) -> None:
+    rng = np.random.default_rng(num_ids)
+    logits = rng.normal(size=num_ids).astype(np.float32)
+    logits[::7] = -np.inf
+    bits = rng.integers(0, 2**32, size=-(-num_ids // 32), dtype=np.uint32)
+    legal = [bool(int(bits[at >> 5]) >> (at & 31) & 1) for at in range(num_ids)]
+    assert np.array_equal(masked(logits, Mask(bits)), np.where(legal, logits, -np.inf))
 
 
 def test_a_masked_token_is_never_drawn() -> None:

@@ -1,22 +1,33 @@
-"""Files of the standard library as an argument: legal at every position, and what comes out is what went in."""
+"""Files as an argument: legal at every position, what comes out is what went in, and its echo has the same ids."""
 
 import json
 import os
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 from bench.fences.agent_tools import TOOLS
 from bench.fences.driving import CASES, Case
-from bench.fences.forcing import first_illegal, ids_of, library_files
+from bench.fences.forcing import files_by_kind, first_illegal, ids_of
 from bench.fences.programs import Mode
-from bench.fences.vocabularies import marker_ids
+from services.engine.fence.compile import CompiledFence
 from services.engine.fence.machine import Fence
+from services.tokenizer.dialects.deepseek_dsml import DSML_V4
+from services.tokenizer.dialects.dialect import Dialect
+from services.tokenizer.dialects.events import CallText, ToolSpec
+from services.tokenizer.dialects.glm_xml import GLM_4_5
+from services.tokenizer.dialects.registry import CHATML_JSON, QWEN_XML
 from tests.unit.engine.fence.fetched import fetched
+from tests.unit.tokenizer.dialects.answers import add_up, parse
 
-NUM_FILES = None if os.environ.get("FENCEPOST_SOAK") else 4
-"""For each dialect and vocabulary; None: all."""
-_MAX_CHARS = 40_000 if NUM_FILES is None else 8_000
+NUM_FILES = None if os.environ.get("FENCEPOST_SOAK") else 2
+"""Of each kind for each dialect and vocabulary; None: all."""
+NUM_LEGAL = {"library": 2_000, "c++": 300, "html": 30, "javascript": 300, "markdown": 150}
+"""Of all, at least."""
+_MAX_CHARS = 500_000 if NUM_FILES is None else 4_000
 _TEXTS = {
     "dsml": (
         '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="Write">\n'
@@ -37,31 +48,58 @@ _TEXTS = {
     ),
 }
 
+DIALECTS: dict[str, Dialect] = {
+    "dsml": DSML_V4,
+    "chatml_json": CHATML_JSON,
+    "qwen_xml": QWEN_XML,
+    "glm_xml": GLM_4_5,
+}
+SPECS = [ToolSpec(name, None, json.dumps(schema)) for name, schema in TOOLS.items()]
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_files_are_legal_arguments(case: Case, smollm2_dir: Path) -> None:
-    fences = fetched(case.vocabulary, smollm2_dir)
-    compiled = case.compile(fences, TOOLS, Mode.REQUIRED)
-    markers = marker_ids(fences, *case.markers)
+def test_files_are_legal_arguments(
+    case: Case, smollm2_dir: Path, record_property: Callable[[str, object], None]
+) -> None:
+    compiled = case.compile(fetched(case.vocabulary, smollm2_dir), TOOLS, Mode.REQUIRED)
+    for kind, files in files_by_kind().items():
+        fates = Counter(fate_of(path, case, compiled) for path in files[:: len(files) // (NUM_FILES or len(files))])
+        record_property(kind, ", ".join(f"{fate.value}: {count}" for fate, count in fates.items()))
+        assert fates[Fate.LEGAL] >= (NUM_LEGAL[kind] if NUM_FILES is None else 1)
+
+
+class Fate(Enum):
+    """Of a file."""
+
+    LEGAL = "legal and the same again"
+    BINARY = "no text"
+    LOSSY = "the tokenizer loses a character"
+    IMPOSSIBLE = "contains the dialect's own terminator"
+
+
+def fate_of(path: Path, case: Case, compiled: CompiledFence) -> Fate:
+    """Fails where the file is an argument that the fence refuses, or that does not come back."""
     dialect = case.id.partition("-")[0]
-    files = library_files()
-    num_files = 0
-    for path in files[:: len(files) // (NUM_FILES or len(files))]:
-        try:
-            content = path.read_bytes().decode()[:_MAX_CHARS]
-        except UnicodeDecodeError:
-            continue
-        values = {"path": str(path), "content": content}
-        if dialect == "chatml_json":
-            values = {key: json.dumps(text, ensure_ascii=False) for key, text in values.items()}
-        text = _TEXTS[dialect].format(**values)
-        ids = ids_of(fences.tokens, text, markers)
-        if b"".join(fences.tokens.spellings[token_id] for token_id in ids) != text.encode():
-            continue  # the tokenizer itself loses some control characters
-        fence = Fence(compiled)
-        assert first_illegal(fence, ids) is None, path
-        assert fence.is_finishable
-        (call,) = case.parse(text, TOOLS)
-        assert call == ("Write", [("file_path", str(path)), ("content", content)])
-        num_files += 1
-    assert num_files >= (NUM_FILES or 2_000)
+    try:
+        content = path.read_bytes().decode()[:_MAX_CHARS]
+    except UnicodeDecodeError:
+        return Fate.BINARY
+    values = {"path": str(path), "content": content}
+    if dialect == "chatml_json":
+        values = {key: json.dumps(text, ensure_ascii=False) for key, text in values.items()}
+    ids_by_marker = {compiled.tokens.spellings[one].decode(): one for one in compiled.program.marker_ids}
+    if any(text in content for text in (*ids_by_marker, *([case.terminator] if case.terminator else []))):
+        return Fate.IMPOSSIBLE
+    text = _TEXTS[dialect].format(**values)
+    ids = ids_of(compiled.tokens, text, ids_by_marker)
+    if b"".join(compiled.tokens.spellings[token_id] for token_id in ids) != text.encode():
+        return Fate.LOSSY
+    fence = Fence(compiled)
+    assert first_illegal(fence, ids) is None, path
+    assert fence.is_finishable
+    assert case.parse(text, TOOLS) == [("Write", [("file_path", str(path)), ("content", content)])]
+    answer = add_up(parse(DIALECTS[dialect], [text], SPECS))
+    (call,) = [CallText(call.name, answer.finished[call.index], call.is_custom) for call in answer.started]
+    assert json.loads(call.arguments) == {"file_path": str(path), "content": content}
+    assert ids_of(compiled.tokens, DIALECTS[dialect].write_calls("", [call]), ids_by_marker) == ids
+    return Fate.LEGAL

@@ -1,6 +1,8 @@
 """JSON values by schema, and grammars of a caller's own."""
 
 import json
+import math
+import random
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from services.engine.fence.machine import Fence
 from services.engine.fence.open_keys import OpenKeys
 from services.engine.fence.program import Grammar, GrammarSyntax, Literal, Mark, Sequence, Value
 from services.engine.fence.schema import JsonSchema, Strictness
+from services.engine.fence.values import ValueCompiler
 from tests.unit.engine.fence.small_fences import (
     eos,
     fence,
@@ -20,6 +23,7 @@ from tests.unit.engine.fence.small_fences import (
     marker,
     program,
     small_compiler,
+    small_tokens,
     takes,
     write,
 )
@@ -198,6 +202,45 @@ def test_a_hostile_schema_neither_fails_nor_hangs(text: str) -> None:
         assert one.push(allowed[len(allowed) // 2])
         if one.is_finishable:
             break
+
+
+def test_what_other_values_met_does_not_weaken_a_schema() -> None:
+    schema = {"type": "string", "pattern": "^(a{0,30000}|b{0,30000})$"}
+    compiled = small_compiler().compile(program(Value(json.dumps(schema))))
+    for letter in "abab":
+        one = Fence(compiled)
+        for token_id in small_tokens().encode('"' + letter * 29_000):
+            assert one.push(token_id)
+        assert takes(one, letter)
+        assert not takes(one, "ab".replace(letter, ""))
+        assert takes(one, '"', eos())
+    assert compiled.relaxed == ()
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"type": "nonsense-that-stays", "minimum": "x"}', '{"type": "array", "uniqueItems": true}']
+)
+def test_values_compiled_together_are_those_compiled_alone(bad: str) -> None:
+    schemas = ['{"type": "integer", "minimum": 7}', '{"items": {"enum": ["a", "b"]}}', bad, '{"type": "string"}', "{}"]
+    wanted = [(Value(schema), b'">', (b"</", b"")) for schema in schemas]
+    together, alone = (ValueCompiler(small_compiler().rows) for _ in range(2))
+    together.compile_together(wanted, math.inf)
+    rng = random.Random(bad)
+    for node, joint, tails in wanted:
+        one, other = (values.compile(node, joint, tails) for values in (together, alone))
+        assert one is not None
+        assert other is not None
+        assert (one.dropped, one.strictness) == (other.dropped, other.strictness)
+        first, second = one.matcher.deep_copy(), other.matcher.deep_copy()
+        for _ in range(60):
+            bits = first.compute_bitmask()
+            assert bits == second.compute_bitmask()
+            legal_ids = [at for at in range(small_tokens().num_ids) if bits[at >> 3] >> (at & 7) & 1]
+            if not legal_ids:
+                break
+            token_id = rng.choice(legal_ids)
+            assert (first.consume_token(token_id), second.consume_token(token_id)) == (True, True)
+            assert first.is_accepting() == second.is_accepting()
 
 
 def test_a_schema_is_compiled_once() -> None:
