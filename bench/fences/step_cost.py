@@ -25,6 +25,7 @@ from bench.fences.vocabularies import compiler
 from services.engine.blocks import BlockPool
 from services.engine.cache_manager import CacheManager
 from services.engine.choosing import TokenChooser
+from services.engine.end_rules import EndRules
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence.machine import Fence, Region
 from services.engine.fence.program import Literal, Program, Raw, Sequence, Value
@@ -37,7 +38,6 @@ from services.engine.runtime import PagedRuntime, load_model
 from services.engine.sampling import Sampler
 from services.engine.scheduler import Scheduler
 from services.engine.sequence import Sequence as EngineSequence
-from services.engine.step import EndRules
 from services.vocabulary import load_vocabulary
 
 NUM_ROWS = 8
