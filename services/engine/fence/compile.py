@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.engine.fence.allowed import Free, Ids, Mask
 from services.engine.fence.errors import FenceError
 from services.engine.fence.expansion import Expander, KeysFrame, PartsFrame, Rest, own_terminator
@@ -27,6 +29,7 @@ from services.engine.fence.program import (
 from services.engine.fence.schema import Strictness
 from services.engine.fence.text_automaton import Place, TextAutomaton
 from services.engine.fence.token_rows import TokenRows
+from services.engine.fence.tokens import Row
 from services.engine.fence.trie import Opening, Structure, TrieNode
 from services.engine.fence.values import CompiledValue, ValueCompiler
 
@@ -244,6 +247,10 @@ class CompiledFence:
             if time.monotonic() > deadline:
                 return
             self.open(opening)
+
+    def mask_of(self, row: Row) -> Free | Mask:
+        """What a row of legal tokens is to a reader: nothing to look at, where all are legal."""
+        return Free() if np.array_equal(row, self.tokens.full_row) else Mask(row)
 
     def _spelt(self, token_id: int | None) -> list[bytes]:
         """What other tokens must not spell; nothing where it is one token of text among others."""

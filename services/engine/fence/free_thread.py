@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.engine.fence.allowed import Allowed, Free, Mask
+from services.engine.fence.allowed import Allowed
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence.text_automaton import BEGINNING, Place
 from services.engine.fence.thread import Behind, Thread
@@ -28,9 +28,7 @@ class FreeThread:
         """One cached row."""
         found = self.fence.free_masks.get((self.place, self.begun))
         if found is None:
-            row = self._row()
-            is_free = np.array_equal(row, self.fence.tokens.full_row)
-            found = self.fence.free_masks[self.place, self.begun] = Free() if is_free else Mask(row)
+            found = self.fence.free_masks[self.place, self.begun] = self.fence.mask_of(self._row())
         return found
 
     def push(self, token_id: int) -> Behind | None:

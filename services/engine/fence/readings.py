@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.engine.fence.compile import CompiledFence, CompiledRaw
 from services.engine.fence.free_thread import FreeThread
 from services.engine.fence.raw_thread import RawThread
@@ -13,17 +15,13 @@ from services.engine.fence.value_thread import ValueThread
 
 def first(fence: CompiledFence) -> list[Thread]:
     """Those of an answer that begins."""
-    begun = None if fence.bare_lead_in is None else b""
-    if fence.program.trigger is None:
-        if fence.program.has_reasoning_gate:
-            return [ThinkingThread(fence, [fence.structure.start()])]
-        return arrive(fence, fence.structure.start())
-    text = FreeThread(fence, begun=begun)
+    text = FreeThread(fence, begun=None if fence.bare_lead_in is None else b"")
+    begins = fence.structure.start() if fence.program.trigger is None else text
     if fence.program.has_reasoning_gate:
-        return [ThinkingThread(fence, [text])]
-    if fence.reasoning_start_id is not None:
-        return [FreeThread(fence, begun=begun, thinking=ThinkingThread(fence, [text]))]
-    return [text]
+        return [ThinkingThread(fence, [begins])]
+    if begins is text and fence.reasoning_start_id is not None:
+        return [replace(text, thinking=ThinkingThread(fence, [text]))]
+    return settle(fence, [begins])
 
 
 def settle(fence: CompiledFence, behind: Behind) -> list[Thread]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from services.engine.fence.allowed import Allowed, Free, Mask
+from services.engine.fence.allowed import Allowed
 from services.engine.fence.compile import CompiledFence
+from services.engine.fence.masking import is_allowed
 from services.engine.fence.text_automaton import BEGINNING, Place
 from services.engine.fence.thread import Behind, Thread
 
@@ -26,9 +25,7 @@ class ThinkingThread:
         fence = self.fence
         found = fence.thinking_masks.get(self.place)
         if found is None:
-            row = fence.thinking_text.at(self.place).row
-            is_free = np.array_equal(row, fence.tokens.full_row)
-            found = fence.thinking_masks[self.place] = Free() if is_free else Mask(row)
+            found = fence.thinking_masks[self.place] = fence.mask_of(fence.thinking_text.at(self.place).row)
         return found
 
     def push(self, token_id: int) -> Behind | None:
@@ -36,8 +33,7 @@ class ThinkingThread:
         fence = self.fence
         if token_id == fence.reasoning_end_id:
             return self.behind
-        allowed = self.allowed()
-        if isinstance(allowed, Mask) and not int(allowed.row[token_id >> 5]) >> (token_id & 31) & 1:
+        if not is_allowed(self.allowed(), token_id):
             return None
         if token_id in fence.tokens.eos_ids:
             return []
