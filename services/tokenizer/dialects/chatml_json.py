@@ -103,8 +103,12 @@ class ChatmlJson:
         def open_block(opening: str, index: int) -> JsonBlockReader:
             return JsonBlockReader(BlockText(opening, _CLOSING, (_OPENING,)), index, types)
 
-        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
-        reasoning = ReasoningStage(_THINKING, starts, starts_in_reasoning=starts_in_reasoning)
+        reasoning = ReasoningStage(
+            _THINKING,
+            _STARTS_IN_THINKING,
+            starts_in_reasoning=starts_in_reasoning,
+            calls_end_thinking=calls_end_thinking,
+        )
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

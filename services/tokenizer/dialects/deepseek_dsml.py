@@ -127,8 +127,12 @@ class DsmlDialect:
         def open_block(opening: str, num_calls: int) -> DsmlBlock:
             return DsmlBlock(opening, num_calls, types, tool_by_name)
 
-        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
-        reasoning = ReasoningStage(_THINK_TAGS, starts, starts_in_reasoning=starts_in_reasoning)
+        reasoning = ReasoningStage(
+            _THINK_TAGS,
+            _STARTS_IN_THINKING,
+            starts_in_reasoning=starts_in_reasoning,
+            calls_end_thinking=calls_end_thinking,
+        )
         return AnswerParser(reasoning, _STARTS, open_block, strays=_STRAYS)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

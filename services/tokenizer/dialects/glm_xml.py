@@ -109,8 +109,12 @@ class GlmDialect:
         def open_block(_opening: str, num_calls: int) -> _GlmCall:
             return _GlmCall(num_calls, types)
 
-        starts = _STARTS_IN_THINKING if calls_end_thinking else ()
-        reasoning = ReasoningStage(self.think_tags, starts, starts_in_reasoning=starts_in_reasoning)
+        reasoning = ReasoningStage(
+            self.think_tags,
+            _STARTS_IN_THINKING,
+            starts_in_reasoning=starts_in_reasoning,
+            calls_end_thinking=calls_end_thinking,
+        )
         return AnswerParser(reasoning, self._starts, open_block)
 
     def fence(self, tools: Sequence[CallableTool], rules: CallRules) -> ProgramDraft | None:

@@ -41,9 +41,20 @@ class Separated:
 class ReasoningStage:
     """Takes an answer as it arrives, gives its thinking and the rest."""
 
-    def __init__(self, tags: ThinkTags, tool_starts: Sequence[str], *, starts_in_reasoning: bool) -> None:
-        """``tool_starts`` end unclosed thinking. They should be more than the bare tag (a tag with the first
-        characters of what must follow it), so that thinking *about* the tag goes on; they are left in the answer."""
+    def __init__(
+        self,
+        tags: ThinkTags,
+        tool_starts: Sequence[str],
+        *,
+        starts_in_reasoning: bool,
+        calls_end_thinking: bool = True,
+    ) -> None:
+        """``tool_starts`` end unclosed thinking, unless ``calls_end_thinking`` is false.
+
+        They should be more than the bare tag (a tag with the first characters of what must follow it), so that thinking
+        *about* the tag goes on; they are left in the answer.
+        """
+        tool_starts = tool_starts if calls_end_thinking else ()
         self._openings = _with_less_space(tags.opening)
         self._closings = Markers([*_with_less_space(tags.closing), *tool_starts])
         self._tool_starts = frozenset(tool_starts)
