@@ -125,6 +125,19 @@ async def test_an_output_format_becomes_one_value(stack: Stack, path: str, field
     assert "warnings" not in answer.text
 
 
+async def answered(
+    stack: Stack, path: str, body: dict[str, Any], ids: list[int], relaxed: fence_pb2.Relaxed
+) -> httpx.Response:
+    """The engine writes ``ids`` and says what it did not enforce."""
+    ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=[relaxed])
+    script = stack.engine.script
+    try:
+        stack.engine.script = [admitted(), sampled(*ids, 2), engine_pb2.GenerateResponse(finished=ending)]
+        return await stack.fenced.post(path, json=body)
+    finally:
+        stack.engine.script = script
+
+
 @pytest.mark.parametrize(("path", "fields"), FORMATS)
 async def test_an_output_that_breaks_what_was_relaxed_is_told_to_the_client(
     stack: Stack, smollm2_dir: Path, path: str, fields: dict[str, Any]
@@ -136,15 +149,8 @@ async def test_an_output_that_breaks_what_was_relaxed_is_told_to_the_client(
         **json.loads(json.dumps(fields).replace(json.dumps(SCHEMA), json.dumps(schema))),
     }
     del body["tools"]
-    relaxed = [fence_pb2.Relaxed(parameter_path="nodes[0]", keyword="uniqueItems")]
-    ids = byte_ids("[1, 2, 1]", load_vocabulary(smollm2_dir))
-    ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=relaxed)
-    script = stack.engine.script
-    try:
-        stack.engine.script = [admitted(), sampled(*ids, 2), engine_pb2.GenerateResponse(finished=ending)]
-        answer = await stack.fenced.post(path, json=body)
-    finally:
-        stack.engine.script = script
+    relaxed = fence_pb2.Relaxed(parameter_path="nodes[0]", keyword="uniqueItems")
+    answer = await answered(stack, path, body, byte_ids("[1, 2, 1]", load_vocabulary(smollm2_dir)), relaxed)
     assert answer.json()["fencepost"]["warnings"] == [
         "not enforced: uniqueItems of output_format",
         "the answer is not valid: uniqueItems of output_format",
@@ -160,16 +166,9 @@ async def test_arguments_that_break_what_was_relaxed_are_told_to_the_client(
     body = json.loads(json.dumps({"model": "m", **ASKED[path]}).replace(json.dumps(SCHEMA), json.dumps(schema)))
     await stack.fenced.post(path, json=body)
     values = [number for number, node in enumerate(stack.engine.requests[-1].fence.nodes) if node.HasField("value")]
-    relaxed = [fence_pb2.Relaxed(parameter_path=f"nodes[{values[0]}]", keyword="uniqueItems")]
+    relaxed = fence_pb2.Relaxed(parameter_path=f"nodes[{values[0]}]", keyword="uniqueItems")
     call = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>'
-    ids = byte_ids(call, load_vocabulary(smollm2_dir))
-    ending = engine_pb2.Finished(reason=engine_pb2.FINISH_REASON_STOP, warnings=relaxed)
-    script = stack.engine.script
-    try:
-        stack.engine.script = [admitted(), sampled(*ids, 2), engine_pb2.GenerateResponse(finished=ending)]
-        answer = await stack.fenced.post(path, json=body)
-    finally:
-        stack.engine.script = script
+    answer = await answered(stack, path, body, byte_ids(call, load_vocabulary(smollm2_dir)), relaxed)
     assert answer.json()["fencepost"]["warnings"] == [
         "not enforced: uniqueItems of tools.f.a",
         "call 0 is not valid: uniqueItems of tools.f.a",

@@ -1,6 +1,5 @@
 """What comes out of a fence is what the tokenizer's dialects read and write: no byte differs."""
 
-import json
 import os
 import random
 from pathlib import Path
@@ -10,22 +9,12 @@ import pytest
 from bench.fences.agent_tools import TOOLS
 from bench.fences.driving import CASES, Case, drive
 from bench.fences.programs import Mode
-from services.tokenizer.dialects.deepseek_dsml import DSML_V4
-from services.tokenizer.dialects.dialect import Dialect
-from services.tokenizer.dialects.events import CallText, ToolSpec
-from services.tokenizer.dialects.glm_xml import GLM_4_5
-from services.tokenizer.dialects.registry import CHATML_JSON, QWEN_XML
+from services.tokenizer.dialects.events import CallText
 from tests.unit.engine.fence.fetched import fetched
+from tests.unit.engine.fence.real_dialects import DIALECTS, SPECS
 from tests.unit.tokenizer.dialects.answers import add_up, parse
 
 NUM_ANSWERS = 500 if os.environ.get("FENCEPOST_SOAK") else 8
-DIALECTS: dict[str, Dialect] = {
-    "dsml": DSML_V4,
-    "chatml_json": CHATML_JSON,
-    "qwen_xml": QWEN_XML,
-    "glm_xml": GLM_4_5,
-}
-SPECS = [ToolSpec(name, None, json.dumps(schema)) for name, schema in TOOLS.items()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

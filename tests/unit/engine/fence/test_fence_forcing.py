@@ -15,12 +15,9 @@ from bench.fences.forcing import files_by_kind, first_illegal, ids_of
 from bench.fences.programs import Mode
 from services.engine.fence.compile import CompiledFence
 from services.engine.fence.machine import Fence
-from services.tokenizer.dialects.deepseek_dsml import DSML_V4
-from services.tokenizer.dialects.dialect import Dialect
-from services.tokenizer.dialects.events import CallText, ToolSpec
-from services.tokenizer.dialects.glm_xml import GLM_4_5
-from services.tokenizer.dialects.registry import CHATML_JSON, QWEN_XML
+from services.tokenizer.dialects.events import CallText
 from tests.unit.engine.fence.fetched import fetched
+from tests.unit.engine.fence.real_dialects import DIALECTS, SPECS
 from tests.unit.tokenizer.dialects.answers import add_up, parse
 
 NUM_FILES = None if os.environ.get("FENCEPOST_SOAK") else 2
@@ -47,14 +44,6 @@ _TEXTS = {
         "<arg_key>content</arg_key>\n<arg_value>{content}</arg_value>\n</tool_call>"
     ),
 }
-
-DIALECTS: dict[str, Dialect] = {
-    "dsml": DSML_V4,
-    "chatml_json": CHATML_JSON,
-    "qwen_xml": QWEN_XML,
-    "glm_xml": GLM_4_5,
-}
-SPECS = [ToolSpec(name, None, json.dumps(schema)) for name, schema in TOOLS.items()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
