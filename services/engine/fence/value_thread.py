@@ -12,6 +12,7 @@ from services.engine.fence import json_text
 from services.engine.fence.allowed import Allowed, Mask
 from services.engine.fence.compile import CompiledFence, CompiledRaw
 from services.engine.fence.open_keys import OpenKeys
+from services.engine.fence.program import Grammar, Raw, Value
 from services.engine.fence.raw_thread import RawThread
 from services.engine.fence.schema import Strictness
 from services.engine.fence.text_automaton import Place
@@ -193,19 +194,38 @@ class ValueThread:
 
     def _ends(self) -> Iterator[TrieNode]:
         """The readings in which the value is over."""
-        if self._skip or not self._matcher.is_accepting():
-            return
-        for tail in self._value.tails:
-            if self._tail.endswith(tail) and (tail or self._may_end()):
+        for tail in self._tails():
+            if tail or self._may_end():
                 yield from self.fence.structure.begin(self.opening.rest, tail) or ()
+
+    def _tails(self) -> list[bytes]:
+        """Of the grammar's tails those that have been written, if the value is over."""
+        if self._skip or not self._matcher.is_accepting():
+            return []
+        fitting = [tail for tail in self._value.tails if self._tail.endswith(tail)]
+        # The grammar does not say which one it has read.
+        return fitting if len(fitting) < 2 else [tail for tail in fitting if self._is_value_before(tail)]
+
+    def _is_value_before(self, tail: bytes) -> bool:
+        """Whether what stands before ``tail`` is the value, by the same grammar without tails."""
+        value = self._value
+        node = self.fence.program.nodes[self.opening.node]
+        assert isinstance(node, (Value, Raw, Grammar))
+        alone = self.fence.values.compile(node, value.joint, (b"",), strictness=value.strictness)
+        if alone is None:
+            return True
+        written = b"".join(self.fence.tokens.texts[token_id] for token_id in self._written_ids())
+        ids = self.fence.tokens.encode(written[: len(written) - len(tail)].decode())
+        matcher = alone.matcher.deep_copy()
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     def _is_complete(self) -> bool:
         """Whether what follows the value is a reading of its own already."""
-        return b"" in self._value.tails and self._matcher.is_accepting() and self._may_end()
+        return b"" in self._tails() and self._may_end()
 
     def _must_end(self) -> bool:
         """Whether a number is over that has no canonical form within its schema."""
-        if self._skip or self._may_end() or b"" not in self._value.tails or not self._matcher.is_accepting():
+        if self._may_end() or b"" not in self._tails():
             return False
         if self._matcher.is_stopped():
             return True
@@ -218,21 +238,25 @@ class ValueThread:
 
     def _weaken(self) -> None:
         """The same value in a fresh matcher, or in a weaker grammar: what was written fits that, too."""
+        ids = self._written_ids()
+        strictness = self._value.strictness
+        if self._is_full() and not self._is_renewed:
+            self._is_renewed = True
+            if self._goes_on_with(self.fence.renewed(self.opening, self._value), ids):
+                return
+        while strictness > Strictness.ANY:
+            strictness = Strictness(strictness - 1)
+            if self._goes_on_with(self.fence.weakened(self.opening, strictness), ids):
+                return
+        raise AssertionError("any JSON takes what a stricter schema took")
+
+    def _written_ids(self) -> list[int]:
         ids: list[int] = []
         written = self._written
         while written is not None:
             ids.append(written.token_id)
             written = written.before
-        strictness = self._value.strictness
-        if self._is_full() and not self._is_renewed:
-            self._is_renewed = True
-            if self._goes_on_with(self.fence.renewed(self.opening, self._value), ids[::-1]):
-                return
-        while strictness > Strictness.ANY:
-            strictness = Strictness(strictness - 1)
-            if self._goes_on_with(self.fence.weakened(self.opening, strictness), ids[::-1]):
-                return
-        raise AssertionError("any JSON takes what a stricter schema took")
+        return ids[::-1]
 
     def _is_full(self) -> bool:
         """Whether the matcher failed for what it and its copies have met before."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.engine.fence.json_text import START, canonical_table
 from services.engine.fence.machine import Fence
 from services.engine.fence.open_keys import OpenKeys
-from services.engine.fence.program import Grammar, GrammarSyntax, Literal, Mark, Sequence, Value
+from services.engine.fence.program import Branch, Choose, Grammar, GrammarSyntax, Literal, Mark, Sequence, Value
 from services.engine.fence.schema import JsonSchema, Strictness
 from services.engine.fence.values import ValueCompiler
 from tests.unit.engine.fence.small_fences import (
@@ -133,6 +133,18 @@ def test_the_value_may_be_over_or_go_on() -> None:
     assert takes(one, "30!")
     assert takes(one, "00!")
     assert not takes(one, "!")
+
+
+def test_behind_what_begins_one_alternative_no_other_begins() -> None:
+    keys = Choose((Branch("k", 3), Branch("read_", 4)))
+    one = fence(Sequence((1, 2)), Value('{"type": "integer"}'), keys, Literal("a"), Literal("b"))
+    for text in ("7", "re"):
+        (token_id,) = small_tokens().encode(text)
+        assert token_id in legal(one)
+        assert one.push(token_id)
+    assert takes(one, "ad_b")
+    assert not takes(one, "ka")
+    assert not takes(one, "read_b")
 
 
 def test_a_value_with_nothing_behind_it_ends_the_answer() -> None:
