@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from bench.stack import Stack
 
 _TIMEOUT_S = 900.0
+_PEER_REST_S = 1.5
 
 Prompt = list[int]
 NewIds = Callable[[int], Prompt]
@@ -134,7 +135,8 @@ class Peer:
         return Timed(sent_s, tuple((at, num_tokens / len(times)) for at in times))
 
     async def settled(self) -> None:
-        """Nothing tells."""
+        """Nothing tells. vLLM's worker keeps a core busy for a second after its last request, waiting for the next."""
+        await asyncio.sleep(_PEER_REST_S)
 
 
 class Transformers:

@@ -47,20 +47,22 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
 
     Raises ModelUnusable naming the file or setting.
     """
-    loaded = await asyncio.to_thread(load, config)
-    runtime = loaded.runtime
-    pool = BlockPool(runtime.num_blocks)
-    tree = PrefixTree(
-        runtime.block_tokens,
-        clock=time.monotonic,
-        free_block=lambda block_id: pool.put((block_id,)),
-        is_lru=config.eviction == "lru",
-    )
-    rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
-    seen = SeenPages()
-    keys = loaded.identity.keys_of
     async with AsyncExitStack() as stack:
+        # The thread that computes also loads: OpenMP's threads belong to the thread that first used them, and once there
+        # are more than cores, none spins.
         compute = stack.enter_context(ThreadPoolExecutor(1, "compute"))
+        loaded = await asyncio.get_running_loop().run_in_executor(compute, load, config)
+        runtime = loaded.runtime
+        pool = BlockPool(runtime.num_blocks)
+        tree = PrefixTree(
+            runtime.block_tokens,
+            clock=time.monotonic,
+            free_block=lambda block_id: pool.put((block_id,)),
+            is_lru=config.eviction == "lru",
+        )
+        rules = EndRules(runtime.eos_token_ids, loaded.context_tokens, _spelling(loaded.vocabulary))
+        seen = SeenPages()
+        keys = loaded.identity.keys_of
         tier, client, copying = None, None, stack.enter_context(ThreadPoolExecutor(1, "state"))
         if config.kvstore:
             client = StoreClient(config.kvstore)
