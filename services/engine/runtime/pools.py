@@ -20,7 +20,7 @@ def allocate_pools(
         return list(torch.zeros((count, *shape), dtype=dtype, device=device).unbind())
     num_items = int(np.prod(shape))
     item_bytes = torch.empty((), dtype=dtype).element_size()
-    memory = mmap.mmap(-1, count * num_items * item_bytes)
+    memory = mmap.mmap(-1, count * num_items * item_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # What a system lacks of these costs speed alone.
     with suppress(AttributeError, OSError, ValueError):
         memory.madvise(mmap.MADV_HUGEPAGE)
