@@ -86,7 +86,7 @@ def attend_runs(
     rows: list[RowPlan],
     scale: float,
 ) -> torch.Tensor:
-    """Attend each row to its runs in place and to its own tokens causally; CPU only.
+    """Attend each row to its long runs in place, to a copy of the short ones, and to its own tokens causally; CPU only.
 
     Token-major, as layers compute: query is [T, heads, dim], key and value [T, kv_heads, dim], the result
     [T, heads * dim]. The query heads of one key head are folded into the query axis, so that they share one pass
@@ -97,13 +97,17 @@ def attend_runs(
     num_groups = key.shape[1]
     group = num_heads // num_groups
     outputs: list[torch.Tensor] = []
-    for first, num_tokens, context in rows:
+    for first, num_tokens, context, scattered in rows:
         own_query = query.narrow(0, first, num_tokens).transpose(0, 1)
         folded = own_query.reshape(1, num_groups, group * num_tokens, dim)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
         for run_first, run_stop in context:
             keys = key_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
             values = value_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
+            merged = _merge(merged, _flash(folded, keys, values, False, scale))
+        if scattered is not None:
+            keys = key_pool.index_select(1, scattered).unsqueeze(0)
+            values = value_pool.index_select(1, scattered).unsqueeze(0)
             merged = _merge(merged, _flash(folded, keys, values, False, scale))
         if num_tokens > 1:
             # Key heads take the batch axis: a stride of zero repeats them without a copy.
@@ -165,6 +169,8 @@ def gathered_rows(plan: StepPlan) -> tuple[GatheredRow, ...]:
     rows: list[GatheredRow] = []
     for row in plan.rows:
         parts = [torch.as_tensor(slots_of(row.context), device=device)] if row.context else []
+        if row.scattered is not None:
+            parts.append(row.scattered)
         mask = None
         if row.num_tokens > 1:
             parts.append(plan.slots.narrow(0, row.first, row.num_tokens))

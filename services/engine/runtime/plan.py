@@ -1,13 +1,17 @@
 """A step's plan: the index arithmetic of a batch, done once and used by every layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
 
 from services.engine.runtime.batch import Batch
 from services.engine.runtime.runs import Run, slot_runs, slots_of
+
+_GATHERED_TOKENS = 256
+"""On CPU, attending one run more costs as much as copying so many tokens, about."""
 
 
 class RowPlan(NamedTuple):
@@ -16,11 +20,13 @@ class RowPlan(NamedTuple):
     first, num_tokens: the row's tokens are packed[first : first + num_tokens].
     context: pool runs that every token of the row sees whole. A single-token row has its own
         token in them; a longer row only what came before, as it attends its own tokens causally.
+    scattered: slots [n] that belong to the context too, in runs too short to be attended one by one.
     """
 
     first: int
     num_tokens: int
     context: list[tuple[int, int]]
+    scattered: Optional[torch.Tensor]  # noqa: UP045 - compiled functions know no other spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +44,10 @@ class StepPlan:
     rows: list[RowPlan]
 
 
-def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan:
-    """Plan a batch.
+def plan_step(
+    batch: Batch, block_tokens: int, device: torch.device, gathered_tokens: int = _GATHERED_TOKENS
+) -> StepPlan:
+    """Plan a batch. gathered_tokens: runs below this many tokens are short, on CPU.
 
     Raises ValueError if a row is empty, its block table is too short or it wants more logits than it has tokens.
     """
@@ -57,7 +65,8 @@ def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan
         written += slot_runs(row.block_ids, row.start, num_tokens, block_tokens)
         num_context = row.start + 1 if num_tokens == 1 else row.start
         context = slot_runs(row.block_ids, 0, num_context, block_tokens)
-        rows.append(RowPlan(num_packed, num_tokens, list(context)))
+        context, scattered = _parted(context, gathered_tokens if device.type == "cpu" else 0)
+        rows.append(RowPlan(num_packed, num_tokens, context, scattered))
         positions.append((row.start, row.start + num_tokens))
         num_packed += num_tokens
         logits_at += range(num_packed - row.num_logits, num_packed)
@@ -69,3 +78,11 @@ def plan_step(batch: Batch, block_tokens: int, device: torch.device) -> StepPlan
         logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
         rows=rows,
     )
+
+
+def _parted(context: Sequence[Run], gathered_tokens: int) -> tuple[list[Run], torch.Tensor | None]:
+    """The long runs and the slots of the short ones. A single short run is as good as a long one."""
+    short = [run for run in context if run[1] - run[0] < gathered_tokens]
+    if len(short) < 2:
+        return list(context), None
+    return [run for run in context if run[1] - run[0] >= gathered_tokens], torch.from_numpy(slots_of(short))

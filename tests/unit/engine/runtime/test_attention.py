@@ -30,6 +30,7 @@ _CPU = torch.device("cpu")
     dim=st.sampled_from([16, 64]),
     block_tokens=st.sampled_from([1, 4, 16]),
     cuts=st.integers(0, 6),
+    gathered_tokens=st.sampled_from([0, 1, 9, 24, 1000]),
     spread=st.sampled_from([1.0, 40.0]),
     seed=st.integers(0, 2**16),
 )
@@ -39,6 +40,7 @@ def test_runs_and_block_tables_equal_gathering(
     dim: int,
     block_tokens: int,
     cuts: int,
+    gathered_tokens: int,
     spread: float,
     seed: int,
 ) -> None:
@@ -52,7 +54,7 @@ def test_runs_and_block_tables_equal_gathering(
         rows.append(Row(np.zeros(n, np.int32), start, order[taken : taken + need].tolist(), 1))
         taken += need
     batch = Batch(tuple(rows))
-    plan = plan_step(batch, block_tokens, _CPU)
+    plan = plan_step(batch, block_tokens, _CPU, gathered_tokens)
 
     num_groups, num_heads = heads
     num_packed = plan.token_ids.shape[1]
