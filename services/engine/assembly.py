@@ -48,8 +48,8 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
     Raises ModelUnusable naming the file or setting.
     """
     async with AsyncExitStack() as stack:
-        # The thread that computes also loads: OpenMP's threads belong to the thread that first used them, and once there
-        # are more than cores, none spins.
+        # The thread that computes also loads: OpenMP's threads belong to the thread that first used them, and once more
+        # than there are cores exist, none spins.
         compute = stack.enter_context(ThreadPoolExecutor(1, "compute"))
         loaded = await asyncio.get_running_loop().run_in_executor(compute, load, config)
         runtime = loaded.runtime

@@ -1,7 +1,8 @@
 """Which device blocks are free, and which free ones to take.
 
 Blocks lie side by side in the pools, so a sequence whose blocks have consecutive ids is one run: one plain view for
-attention. The pool therefore prefers the block behind a sequence's last one, then long runs. Any choice is correct.
+attention. The pool therefore prefers the block behind a sequence's last one, then a place in the longest free run that
+leaves those before it room to grow. Any choice is correct.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+
+_GROWTH_BLOCKS = 64
+"""Left free behind what lies before a new place, where there is enough: answers grow, and conversations go on."""
 
 
 class BlockPool:
@@ -29,7 +33,7 @@ class BlockPool:
         if after is not None:
             taken = self._take_run(after + 1, count)
         while len(taken) < count:
-            taken += self._take_run(self._longest_start(), count - len(taken))
+            taken += self._take_run(self._place(count - len(taken)), count - len(taken))
         return taken
 
     def put(self, block_ids: Iterable[int]) -> None:
@@ -53,11 +57,13 @@ class BlockPool:
         self.num_free -= len(taken)
         return taken
 
-    def _longest_start(self) -> int:
-        """Start of the longest free run: what stays free behind the taken part is room to grow."""
+    def _place(self, count: int) -> int:
+        """Where in the longest free run to put ``count`` blocks that continue nothing."""
         edges = np.flatnonzero(np.diff(np.concatenate(([0], self._is_free.view(np.int8), [0]))))
-        starts, ends = edges[::2], edges[1::2]
-        return int(starts[np.argmax(ends - starts)])
+        starts, lengths = edges[::2], edges[1::2] - edges[::2]
+        longest = np.argmax(lengths)
+        start, spare = int(starts[longest]), int(lengths[longest]) - count
+        return start + min(max(spare, 0) // 2, _GROWTH_BLOCKS) if start else 0
 
 
 def num_runs(block_ids: list[int]) -> int:

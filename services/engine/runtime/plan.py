@@ -85,4 +85,4 @@ def _parted(context: Sequence[Run], gathered_tokens: int) -> tuple[list[Run], to
     short = [run for run in context if run[1] - run[0] < gathered_tokens]
     if len(short) < 2:
         return list(context), None
-    return [run for run in context if run[1] - run[0] >= gathered_tokens], torch.from_numpy(slots_of(short))
+    return [run for run in context if run[1] - run[0] >= gathered_tokens], torch.as_tensor(slots_of(short))
