@@ -96,31 +96,60 @@ def attend_runs(
     _, num_heads, dim = query.shape
     num_groups = key.shape[1]
     group = num_heads // num_groups
+    key_pool, value_pool = key_pool.unsqueeze(0), value_pool.unsqueeze(0)
     outputs: list[torch.Tensor] = []
     for first, num_tokens, context, scattered in rows:
         own_query = query.narrow(0, first, num_tokens).transpose(0, 1)
         folded = own_query.reshape(1, num_groups, group * num_tokens, dim)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
         for run_first, run_stop in context:
-            keys = key_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
-            values = value_pool.narrow(1, run_first, run_stop - run_first).unsqueeze(0)
+            keys = key_pool.narrow(2, run_first, run_stop - run_first)
+            values = value_pool.narrow(2, run_first, run_stop - run_first)
             merged = _merge(merged, _flash(folded, keys, values, False, scale))
         if scattered is not None:
-            keys = key_pool.index_select(1, scattered).unsqueeze(0)
-            values = value_pool.index_select(1, scattered).unsqueeze(0)
+            keys, values = key_pool.index_select(2, scattered), value_pool.index_select(2, scattered)
             merged = _merge(merged, _flash(folded, keys, values, False, scale))
         if num_tokens > 1:
-            # Key heads take the batch axis: a stride of zero repeats them without a copy.
-            grouped = (num_groups, group, num_tokens, dim)
-            keys = key.narrow(0, first, num_tokens).transpose(0, 1).unsqueeze(1).expand(grouped)
-            values = value.narrow(0, first, num_tokens).transpose(0, 1).unsqueeze(1).expand(grouped)
-            output, weight = _flash(folded.view(grouped), keys, values, True, scale)
+            own_key = key.narrow(0, first, num_tokens).transpose(0, 1)
+            own_value = value.narrow(0, first, num_tokens).transpose(0, 1)
+            own_query = folded.view(num_groups, group, num_tokens, dim)
+            output, weight = _attend_causally(own_query, own_key, own_value, scale)
             own = (output.reshape(folded.shape), weight.reshape(1, num_groups, group * num_tokens))
             merged = _merge(merged, own)
         assert merged is not None, "a row sees at least its own token"
         by_token = merged[0].view(num_heads, num_tokens, dim).transpose(0, 1)
         outputs.append(by_token.reshape(num_tokens, num_heads * dim))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend_causally(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and log-sum-exp of query [groups, group, n, dim] over key and value [groups, n, dim].
+
+    In pieces: of a causal square the kernel computes more than the half that counts, of a rectangle no more.
+    """
+    num_groups, group, num_tokens, dim = query.shape
+    outputs: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+    for first in range(0, num_tokens, 256):
+        count = min(256, num_tokens - first)
+        piece = query.narrow(2, first, count)
+        # Key heads take the batch axis: a stride of zero repeats them without a copy.
+        shape = (num_groups, group, count, dim)
+        keys = key.narrow(1, first, count).unsqueeze(1).expand(shape)
+        values = value.narrow(1, first, count).unsqueeze(1).expand(shape)
+        part = _flash(piece, keys, values, True, scale)
+        if first > 0:
+            folded = piece.reshape(1, num_groups, group * count, dim)
+            before = (key.narrow(1, 0, first).unsqueeze(0), value.narrow(1, 0, first).unsqueeze(0))
+            output, weight = _flash(folded, before[0], before[1], False, scale)
+            part = _merge(part, (output.reshape(shape), weight.reshape(num_groups, group, count)))
+        outputs.append(part[0])
+        weights.append(part[1])
+    if len(outputs) == 1:
+        return outputs[0], weights[0]
+    return torch.cat(outputs, 2), torch.cat(weights, 2)
 
 
 def _flash(
