@@ -92,26 +92,32 @@ class Answer:
 
 
 def drive(
-    case: Case, compiled: CompiledFence, rng: random.Random, *, is_adversarial: bool, max_tokens: int = 3_000
+    case: Case,
+    compiled: CompiledFence,
+    rng: random.Random,
+    *,
+    is_adversarial: bool,
+    max_tokens: int = 3_000,
+    text_trigger: str | None = None,
 ) -> Answer:
-    """One whole answer. Raises AssertionError where the fence leaves nothing to say, or never ends."""
+    """One whole answer, of which the calls start at ``text_trigger`` or at the trigger itself. Raises AssertionError
+    where the fence leaves nothing to say, or never ends."""
     tokens = compiled.tokens
     tempting = [tokens.encode(text)[0] for text in _TEMPTING] + sorted(tokens.eos_ids) + [*compiled.program.marker_ids]
     closing = [tokens.encode(text)[0] for text in _CLOSING]
     fence, ids, planned, num_forced = Fence(compiled), list[int](), list[int](), 0
     num_free = rng.randint(0, 6)
     budget = rng.randint(20, 150)
-    lead_in = tokens.encode(compiled.lead_in.decode()) if compiled.program.trigger is not None else []
+    start = [] if compiled.program.trigger is None else tokens.encode(text_trigger or compiled.lead_in.decode())
+    if compiled.trigger_id is not None and text_trigger is None:
+        start.append(compiled.trigger_id)
     for number in range(max_tokens):
         if fence.region is Region.PROSE:
             if num_free == 0:
-                for token_id in lead_in:
+                for token_id in start:
                     assert fence.push(token_id)
                     ids.append(token_id)
                 num_free = -1
-                if compiled.trigger_id is not None:
-                    ids.append(compiled.trigger_id)
-                    assert fence.push(compiled.trigger_id)
                 continue
             num_free -= 1
         forced = fence.forced()

@@ -109,16 +109,33 @@ def parse_chatml_json(text: str, tools: Mapping[str, Schema]) -> Calls:
 def parse_qwen_xml(text: str, tools: Mapping[str, Schema]) -> Calls:
     cursor, calls = Cursor(text), Calls()
     while True:
-        name = cursor.match("<tool_call>\n<function=([^>]+)>\n")[1]
-        pairs = Pairs()
-        while not cursor.has("</function>"):
-            key = cursor.match("<parameter=([^>]+)>\n")[1]
-            pairs.append((key, _typed_value(cursor.until("\n</parameter>\n"), tools[name]["properties"][key])))
-        calls.append((name, pairs))
+        cursor.take("<tool_call>\n")
+        calls.append(_qwen_call(cursor, tools))
         cursor.take("\n</tool_call>")
         if cursor.is_over:
             return calls
         cursor.take("\n")
+
+
+def parse_qwen_xml_untagged(text: str, tools: Mapping[str, Schema]) -> Calls:
+    """Without the first ``<tool_call>``; each of its tags behind that may be missing with its line."""
+    cursor, calls = Cursor(text), Calls()
+    while True:
+        calls.append(_qwen_call(cursor, tools))
+        cursor.has("\n</tool_call>")
+        if cursor.is_over:
+            return calls
+        cursor.take("\n")
+        cursor.has("<tool_call>\n")
+
+
+def _qwen_call(cursor: Cursor, tools: Mapping[str, Schema]) -> tuple[str, Pairs]:
+    name = cursor.match("<function=([^>]+)>\n")[1]
+    pairs = Pairs()
+    while not cursor.has("</function>"):
+        key = cursor.match("<parameter=([^>]+)>\n")[1]
+        pairs.append((key, _typed_value(cursor.until("\n</parameter>\n"), tools[name]["properties"][key])))
+    return name, pairs
 
 
 def parse_glm_xml(text: str, tools: Mapping[str, Schema]) -> Calls:

@@ -15,6 +15,8 @@ from services.vocabulary import parse_vocabulary
 
 _END_TEXTS = {"smollm2": "<|im_end|>", "qwen3": "<|im_end|>", "deepseek-v4": "<｜end▁of▁sentence｜>"}
 
+_ADDED = {"glm": GLM_MARKERS, "qwen": ("<think>", "</think>", "<tool_call>", "</tool_call>")}
+
 
 @cache
 def _compiler(path: Path, end_text: str, more: tuple[str, ...]) -> FenceCompiler:
@@ -29,9 +31,10 @@ def _compiler(path: Path, end_text: str, more: tuple[str, ...]) -> FenceCompiler
 
 
 def compiler(name: str, smollm2_dir: Path) -> FenceCompiler:
-    """``glm`` is SmolLM2's with the six tags of GLM as added tokens. Raises FileNotFoundError for what is not there."""
-    if name in ("smollm2", "glm"):
-        return _compiler(smollm2_dir / "tokenizer.json", _END_TEXTS["smollm2"], GLM_MARKERS if name == "glm" else ())
+    """``glm`` and ``qwen`` are SmolLM2's with those models' tags as added tokens. Raises FileNotFoundError for what is
+    not there."""
+    if name in ("smollm2", *_ADDED):
+        return _compiler(smollm2_dir / "tokenizer.json", _END_TEXTS["smollm2"], _ADDED.get(name, ()))
     path = tokenizer_path(name)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: make bench-data fetches it")

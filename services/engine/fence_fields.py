@@ -20,6 +20,7 @@ from services.engine.fence.program import (
     Raw,
     Repeat,
     Sequence,
+    TextTrigger,
     Trigger,
     Value,
 )
@@ -45,6 +46,7 @@ def read_program(message: pb.Program) -> Program:
         has_reasoning_gate=message.reasoning_gate,
         marker_ids=tuple(message.marker_ids),
         end=ProgramEnd.FREE if message.end == pb.PROGRAM_END_FREE else ProgramEnd.EOS_ONLY,
+        text_triggers=tuple(TextTrigger(one.text, one.entry) for one in message.text_triggers),
     )
 
 

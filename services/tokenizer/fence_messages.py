@@ -32,11 +32,15 @@ def write_program(fence: Fence) -> fence_pb2.Program:
     program, start = fence.program, fence.start
     return fence_pb2.Program(
         nodes=[_node(node, inside) for node, inside in zip(program.nodes, program.inside, strict=True)],
-        entry=len(program.nodes) - 1,
+        entry=program.entries[0],
         trigger=None if start is None else _trigger(start),
         reasoning_gate=fence.has_reasoning_gate,
         marker_ids=fence.marker_ids,
         end=fence_pb2.PROGRAM_END_EOS_ONLY,
+        text_triggers=[
+            fence_pb2.TextTrigger(text=text, entry=entry)
+            for text, entry in zip(fence.text_starts, program.entries[1:], strict=True)
+        ],
     )
 
 

@@ -27,7 +27,7 @@ from services.engine.fence.program import (
     validate,
 )
 from services.engine.fence.schema import Strictness
-from services.engine.fence.text_automaton import Place, TextAutomaton
+from services.engine.fence.text_automaton import Place, Step, TextAutomaton
 from services.engine.fence.token_rows import TokenRows
 from services.engine.fence.tokens import Row
 from services.engine.fence.trie import Opening, Structure, TrieNode
@@ -121,7 +121,7 @@ class FenceCompiler:
     def _check_literals(self, program: Program, expander: Expander) -> None:
         texts = [text for node in program.nodes for text in _texts(node)]
         if program.trigger is not None:
-            texts.append(program.trigger.lead_in)
+            texts += [program.trigger.lead_in, *(one.text for one in program.text_triggers)]
         parts = {part for text in texts for part in expander.parts(text) if isinstance(part, str)}
         unknown = sorted(parts - self._good_literals)
         self.tokens.check_literals(unknown)
@@ -157,6 +157,7 @@ class CompiledFence:
         bare = self.lead_in.lstrip()
         self.bare_lead_in = bare if trigger is not None and trigger.is_bare_at_start else None
         """Enough at the answer's beginning."""
+        self._entry_by_text = {one.text.encode(): one.entry for one in reversed(program.text_triggers)}
         illegal = {*program.marker_ids}
         if self.trigger_id is not None:
             illegal.add(self.trigger_id)
@@ -169,6 +170,7 @@ class CompiledFence:
             [self.tokens.without(self.tokens.full_row, illegal)],
             end=self.lead_in,
             stops_at_end=self.trigger_id is None,
+            stops=[*self._entry_by_text],
             forbidden=spelt,
         )
         self.free_masks: dict[tuple[Place, bytes | None], Free | Mask] = {}
@@ -187,6 +189,11 @@ class CompiledFence:
         )
         self.thinking_masks: dict[Place, Free | Mask] = {}
         """Of thinking, by where it stands; filled by its reader."""
+
+    def start_behind(self, step: Step) -> Rest:
+        """Where the program starts that a step out of free text leads into."""
+        expander = self.structure.expander
+        return expander.start if step.stop is None else expander.start_at(self._entry_by_text[step.stop])
 
     @property
     def relaxed(self) -> tuple[Relaxed, ...]:

@@ -100,7 +100,11 @@ class Expander:
     @property
     def start(self) -> Rest:
         """The whole program."""
-        return (NodeFrame(self.program.entry), None)
+        return self.start_at(self.program.entry)
+
+    def start_at(self, entry: int) -> Rest:
+        """All of it from a node on."""
+        return (NodeFrame(entry), None)
 
     def parts(self, text: str) -> tuple[str | int, ...]:
         """``text`` cut at the markers that it spells."""

@@ -52,7 +52,7 @@ class FreeThread:
         if step is None:
             return None
         if step.surplus is not None:
-            return fence.structure.begin(fence.structure.expander.start, step.surplus)
+            return fence.structure.begin(fence.start_behind(step), step.surplus)
         begun = None if self.begun is None else self.begun + text
         if begun is not None and not (fence.bare_lead_in or b"").startswith(begun):
             begun = None
@@ -79,7 +79,7 @@ class FreeThread:
         flags = row.view(np.uint8)
         start = fence.structure.expander.start
         legal: dict[int, bool] = {
-            token_id: fence.structure.takes(start, step.surplus)
+            token_id: fence.structure.takes(fence.start_behind(step), step.surplus)
             for token_id, step in found.steps.items()
             if step.surplus is not None
         }

@@ -140,6 +140,14 @@ class Trigger:
     """At the answer's beginning the whitespace at ``lead_in``'s beginning may be missing."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextTrigger:
+    """Starts the program out of free text, too, wherever ``text`` stands there, at an entry of its own."""
+
+    text: str
+    entry: int
+
+
 class ProgramEnd(Enum):
     """What may follow a program."""
 
@@ -159,6 +167,8 @@ class Program:
     marker_ids: tuple[int, ...] = ()
     """Illegal inside values, as tokens and spelt out, and in free text but for the trigger."""
     end: ProgramEnd = ProgramEnd.EOS_ONLY
+    text_triggers: tuple[TextTrigger, ...] = ()
+    """Only with a trigger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +195,13 @@ def validate(program: Program) -> None:
     trigger = program.trigger
     if trigger is not None and trigger.marker_id is None and not trigger.lead_in.strip():
         raise FenceError("trigger.lead_in: without a marker it must be more than whitespace")
+    for position, one in enumerate(program.text_triggers):
+        path = f"text_triggers[{position}]"
+        _check(trigger is not None, path, "there is no trigger beside it")
+        _check(one.text.strip() != "", f"{path}.text", "must be more than whitespace")
+        _check_text(one.text, f"{path}.text")
+        _check(trigger is None or one.text not in trigger.lead_in, f"{path}.text", "the trigger's lead-in contains it")
+        _check_index(program, one.entry, f"{path}.entry")
     for position, marker_id in enumerate(program.marker_ids):
         _check(marker_id >= 0, f"marker_ids[{position}]", "negative")
 

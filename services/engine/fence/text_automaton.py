@@ -38,6 +38,8 @@ class Step:
     """What follows the terminator; None where that has not come."""
     num_chars: int = 0
     """How many more characters the text certainly has (less than none, where some may be the terminator's)."""
+    stop: bytes | None = None
+    """What ended it, where that is not the terminator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,14 @@ class TextAutomaton:
         *,
         end: bytes,
         stops_at_end: bool,
+        stops: Sequence[bytes] = (),
         forbidden: Sequence[bytes] = (),
         counts_chars: bool = False,
     ) -> None:
         """``base_rows``: what is legal by character state; only one where texts need not be UTF-8.
 
         ``stops_at_end``: the first ``end`` ends the text; else ``is_at_end`` says where it may be ended.
+        ``stops``: others, the first of which always ends it.
         """
         self._tokens = tokens
         self._base_rows = base_rows
@@ -74,9 +78,9 @@ class TextAutomaton:
         self._stops_at_end = stops_at_end and end != b""
         self._counts_chars = counts_chars
         self._end_chars = len(end.decode(errors="replace"))
-        self._build([end, *forbidden] if end else [b"", *forbidden])
+        self._build(end, stops, forbidden)
         # Where the terminator contains a forbidden text and both end together, the terminator counts.
-        watched = [text for text in ([end] if self._stops_at_end else []) + list(forbidden) if text]
+        watched = [text for text in ([end] if self._stops_at_end else []) + [*stops, *forbidden] if text]
         self._containing = sorted({token_id for text in watched for token_id in tokens.containing(text)})
         self._rows: dict[Place, PlaceRow] = {}
 
@@ -107,6 +111,9 @@ class TextAutomaton:
             if kind == _ENDED and self._stops_at_end:
                 taken = text[: position + 1]
                 return Step(Place(0, utf8.START), text[position + 1 :], _num_chars(taken) - self._end_chars)
+            if kind == _STOPPED:
+                stop = self._stops[matched] or b""
+                return Step(BEGINNING, text[position + 1 :], _num_chars(text[: position + 1]) - _num_chars(stop), stop)
             if kind == _FORBIDDEN:
                 return None
         return Step(Place(matched, char), None, _num_chars(text) - self._pending[matched] if self._counts_chars else 0)
@@ -169,18 +176,18 @@ class TextAutomaton:
                 if self._depths[after] <= len(prefix) + 1:
                     continue
                 longer = prefix + bytes([byte])
-                completes = self._kinds[after] == _FORBIDDEN or (self._kinds[after] == _ENDED and self._stops_at_end)
+                kind = self._kinds[after]
+                completes = kind in (_FORBIDDEN, _STOPPED) or (kind == _ENDED and self._stops_at_end)
                 if completes or self._counts_chars:
                     found.extend(self._tokens.with_prefix(longer))
                 if not completes:
                     open_prefixes.append((after, longer))
         return found
 
-    def _build(self, texts: list[bytes]) -> None:
-        """Texts' first is the terminator, which may be empty."""
+    def _build(self, end: bytes, stops: Sequence[bytes], forbidden: Sequence[bytes]) -> None:
         children: list[dict[int, int]] = [{}]
         spelt = [b""]
-        for text in texts:
+        for text in (end, *stops, *forbidden):
             state = 0
             for position, byte in enumerate(text):
                 if byte not in children[state]:
@@ -188,16 +195,18 @@ class TextAutomaton:
                     children.append({})
                     spelt.append(text[: position + 1])
                 state = children[state][byte]
-        end, forbidden = texts[0], [text for text in texts[1:] if text]
         self._depths = [len(text) for text in spelt]
         self._is_end = [text.endswith(end) for text in spelt]
+        self._stops = [next((stop for stop in stops if text.endswith(stop)), None) for text in spelt]
         self._kinds = [
             _ENDED
-            if end and text.endswith(end)
+            if end and text.endswith(end) and (stop is None or self._stops_at_end)
+            else _STOPPED
+            if stop is not None
             else _FORBIDDEN
-            if any(text.endswith(one) for one in forbidden)
+            if any(text.endswith(one) for one in forbidden if one)
             else _OPEN
-            for text in spelt
+            for text, stop in zip(spelt, self._stops, strict=True)
         ]
         self._pending = [_num_chars(_overlap(text, end)) for text in spelt]
         by_text = {text: state for state, text in enumerate(spelt)}
@@ -209,7 +218,7 @@ class TextAutomaton:
                 self._next[state][byte] = child
 
 
-_OPEN, _ENDED, _FORBIDDEN = 0, 1, 2
+_OPEN, _ENDED, _FORBIDDEN, _STOPPED = 0, 1, 2, 3
 _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 

@@ -33,7 +33,7 @@ from services.tokenizer.dialects.schema import PYTHON_LITERALS, ParameterTypes
 from services.tokenizer.dialects.tool_lines import write_tool_lines
 from services.tokenizer.dialects.xml_block import FUNCTION, VALUE_ENDS, XmlBlockReader, ends_value
 from services.tokenizer.fence.callable import CallableTool
-from services.tokenizer.fence.calls import CallRules, Markup, distinct, write_program
+from services.tokenizer.fence.calls import CallRules, Markup, Untagged, distinct, write_program
 from services.tokenizer.fence.program import (
     Branch,
     KeyItem,
@@ -49,13 +49,14 @@ from services.tokenizer.fence.values import ValueWriter
 
 _OPENING = "<tool_call>"
 _CLOSING = "</tool_call>"
+_FUNCTION_END = "</function>"
 _OPENINGS = (_OPENING, FUNCTION)
 _LEAD_IN = "\n\n"
 _STARTS = block_starts(_OPENINGS, _LEAD_IN)
 _THINKING = ThinkTags("<think>\n", "\n</think>\n\n")
 # In thinking only the tag with a call behind it counts, so that a model may think about the tag.
 _STARTS_IN_THINKING = (f"{_OPENING}\n{FUNCTION}", f"{_OPENING}{FUNCTION}")
-_STRAYS = (_CLOSING, "</function>", "</think>")
+_STRAYS = (_CLOSING, _FUNCTION_END, "</think>")
 _FIRST_CALL = f"\n{FUNCTION}"
 _MARKUP = Markup(
     lead_in=_LEAD_IN,
@@ -63,10 +64,18 @@ _MARKUP = Markup(
     behind_thinking="\n\n",
     tag=_OPENING,
     first_call=_FIRST_CALL,
-    next_call=f"\n{_OPENING}{_FIRST_CALL}",
-    end="",
+    next_call=f"\n{_CLOSING}\n{_OPENING}{_FIRST_CALL}",
+    end=f"\n{_CLOSING}",
     think_tags=_THINKING,
     markers=(_OPENING, _CLOSING),
+    # Coder models are known to leave out the opening tag, with or without the closing one.
+    untagged=Untagged(
+        start=FUNCTION,
+        next_calls=tuple(
+            f"{closing}{opening}{_FIRST_CALL}" for closing in ("", f"\n{_CLOSING}") for opening in ("", f"\n{_OPENING}")
+        ),
+        end=f"\n{_CLOSING}",
+    ),
 )
 _ANY_KEY = r"[^<>\n]+"
 _PYTHON_BY_JSON = {value: literal for literal, value in PYTHON_LITERALS.items()}
@@ -158,13 +167,12 @@ def _python_spelling(text: str) -> str:
 
 
 def _fenced(tool: CallableTool, values: ValueWriter) -> Node:
-    """From behind the name to the end of the block."""
-    end = f"</function>\n{_CLOSING}"
+    """From behind the name to the end of the call."""
     parameters = tool.arguments.parameters
     if tool.arguments.is_open:
         (any_one,) = parameters
         key = Raw(">\n", any_one.place, 1, pattern=_ANY_KEY)
         one = sequence(Literal("<parameter="), key, values.untyped(any_one))
-        return sequence(Repeat(one), Literal(end))
+        return sequence(Repeat(one), Literal(_FUNCTION_END))
     items = [KeyItem(f"<parameter={one.key}>\n", values.untyped(one), one.is_required) for one in parameters]
-    return Keys(tuple(items), "", end)
+    return Keys(tuple(items), "", _FUNCTION_END)

@@ -20,6 +20,7 @@ from services.tokenizer.fence.program import (
     Raw,
     Relaxed,
     Repeat,
+    TextTrigger,
     Trigger,
     is_prefix_free,
     literal,
@@ -56,6 +57,18 @@ class CallRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Untagged:
+    """How a model goes on that leaves tags out, the first of all."""
+
+    start: str
+    """To the first call's name, wherever it stands in free text."""
+    next_calls: tuple[str, ...]
+    """From a call's end to the next one's name; none is a prefix of another."""
+    end: str
+    """What may stand behind the last call."""
+
+
+@dataclass(frozen=True, slots=True)
 class Markup:
     """How a dialect writes what stands around calls."""
 
@@ -74,6 +87,8 @@ class Markup:
     """Behind the last call."""
     think_tags: ThinkTags
     markers: tuple[str, ...]
+    untagged: Untagged | None = None
+    """What the model may write instead, which the dialect itself never does."""
 
 
 def write_program(
@@ -84,8 +99,8 @@ def write_program(
         return None
     call = Choose(tuple(branches))
     calls: list[Node] = [literal(markup.first_call), call]
-    if rules.max_calls != 1:
-        most = None if rules.max_calls is None else rules.max_calls - 1
+    most = None if rules.max_calls is None else rules.max_calls - 1
+    if most != 0:
         calls.append(Repeat(sequence(literal(markup.next_call), call), 0, most))
     calls.append(literal(markup.end))
     entry = sequence(*calls)
@@ -93,9 +108,17 @@ def write_program(
     if not rules.is_required:
         trigger = Trigger(markup.lead_in, markup.tag, is_bare)
         is_gated = rules.thinking is Thinking.GATED
-        return ProgramDraft(entry, trigger, is_gated, markup.markers, tuple(relaxed))
+        others = () if markup.untagged is None else (_untagged(markup.untagged, call, most),)
+        return ProgramDraft(entry, trigger, is_gated, markup.markers, tuple(relaxed), others)
     entry = sequence(literal(("" if is_bare else markup.lead_in) + markup.tag), entry)
     return behind_thinking(rules.thinking, markup.think_tags, markup.behind_thinking, entry, markup.markers, relaxed)
+
+
+def _untagged(markup: Untagged, call: Choose, most: int | None) -> TextTrigger:
+    """``most``: calls behind the first."""
+    more = Choose(tuple(Branch(text, call) for text in markup.next_calls))
+    repeated = () if most == 0 else (Repeat(more, 0, most),)
+    return TextTrigger(markup.start, sequence(call, *repeated, Repeat(literal(markup.end), 0, 1)))
 
 
 def behind_thinking(

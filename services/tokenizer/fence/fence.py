@@ -41,6 +41,8 @@ class Fence:
     program: FlatProgram
     start: Start | None
     """None: the program begins with the answer, or behind its gate."""
+    text_starts: tuple[str, ...]
+    """Each begins the program, too, at an entry of its own: those behind the first one, in order."""
     has_reasoning_gate: bool
     marker_ids: tuple[int, ...]
     thinking_ids: tuple[int, int] | None
@@ -54,11 +56,12 @@ class Fence:
         """Whether the program began in an answer. Calls without that are ones that a parser was lenient with."""
         if self.start is None:
             return True
-        marker_id = self.start.marker_id
-        if marker_id is not None:
-            return marker_id in ids
         # In thinking it is a thought.
-        return self.start.lead_in.strip() in text.rpartition(THINK_MARKERS[1])[2]
+        answer = text.rpartition(THINK_MARKERS[1])[2]
+        if any(start in answer for start in self.text_starts):
+            return True
+        marker_id = self.start.marker_id
+        return self.start.lead_in.strip() in answer if marker_id is None else marker_id in ids
 
     @property
     def marks_thinking(self) -> bool:
@@ -139,16 +142,20 @@ class Fences:
         relaxed = tuple(dict.fromkeys(draft.relaxed))
         warnings += map(describe, relaxed)
         markers = [marker for marker in draft.markers if marker in self._ids]
+        has_think_ids = len(self._think_ids) == len(THINK_MARKERS)
+        # Where text tells thinking from the answer, the engine cannot: there these would be found in thoughts.
+        others = draft.text_triggers if has_think_ids else ()
         start, entry = None, draft.entry
         if draft.trigger is not None:
             start, rest = self._start(draft.trigger, markers)
             entry = sequence(literal(rest), entry)
         return Fence(
-            FlatProgram(entry),
+            FlatProgram(entry, *(one.entry for one in others)),
             start,
+            tuple(one.text for one in others),
             draft.has_reasoning_gate,
             tuple(self._ids[marker] for marker in markers),
-            (self._think_ids[0], self._think_ids[1]) if len(self._think_ids) == len(THINK_MARKERS) else None,
+            (self._think_ids[0], self._think_ids[1]) if has_think_ids else None,
             tuple(warnings),
             relaxed,
         )

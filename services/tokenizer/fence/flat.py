@@ -39,14 +39,14 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 class FlatProgram:
-    """``nodes``, and for each of them the numbers of those inside; the entry comes last."""
+    """``nodes``, for each of them the numbers of those inside, and the numbers of the entries."""
 
-    def __init__(self, entry: Node) -> None:
+    def __init__(self, *entries: Node) -> None:
         self.nodes: list[Node] = []
         self.inside: list[tuple[int, ...]] = []
         self._number_by_id: dict[int, int] = {}
         self._number_by_node: dict[object, int] = {}
-        self._add(entry)
+        self.entries = tuple(self._add(entry) for entry in entries)
 
     @property
     def places(self) -> tuple[str, ...]:

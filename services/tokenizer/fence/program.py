@@ -123,6 +123,14 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class TextTrigger:
+    """Starts it out of free text, too, wherever ``text`` stands there: at ``entry``."""
+
+    text: str
+    entry: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Relaxed:
     """A constraint that is not enforced: where, and which keyword of JSON Schema or of the request."""
 
@@ -143,6 +151,8 @@ class ProgramDraft:
     """Spellings that are tokens of their own where the tokenizer has them."""
     relaxed: tuple[Relaxed, ...] = ()
     """What the program itself leaves out."""
+    text_triggers: tuple[TextTrigger, ...] = ()
+    """Beside the trigger. In thinking they are thoughts."""
 
 
 NOTHING = Sequence(())

@@ -1,11 +1,13 @@
 """Free text, triggers, and the reasoning before them."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.engine.fence.allowed import Free
 from services.engine.fence.errors import FenceError
 from services.engine.fence.machine import Fence, Region
-from services.engine.fence.program import Literal, Program, ProgramEnd, Raw, Repeat, Sequence, Trigger
+from services.engine.fence.program import Literal, Program, ProgramEnd, Raw, Repeat, Sequence, TextTrigger, Trigger
 from tests.unit.engine.fence.small_fences import (
     eos,
     fence,
@@ -125,6 +127,70 @@ def test_calls_are_limited() -> None:
     write(one, "\n", marker(CALL))
     write_canonically(one, "x", ",", "x")
     assert legal(one) == {eos()}
+
+
+def two_ways(trigger: Trigger, *, end: ProgramEnd = ProgramEnd.EOS_ONLY) -> Fence:
+    texts = (TextTrigger("<f=", 1), TextTrigger("f=g", 2))
+    nodes = (Literal("{x}"), Literal("y"), Literal("z"))
+    markers = (marker(CALL), marker(END_CALL))
+    one = Program(nodes, trigger=trigger, marker_ids=markers, end=end, text_triggers=texts)
+    return Fence(small_compiler().compile(one, marker("｜DSML｜"), marker(THINK)))
+
+
+@pytest.mark.parametrize("trigger", [Trigger("\n\n", marker(CALL), True), Trigger("\n[call]", None, True)])
+def test_each_trigger_leads_into_its_own_entry(trigger: Trigger) -> None:
+    for before in ("", "a", "a\n\n", "<", "<f", "<f<", "é"):
+        one = two_ways(trigger)
+        write(one, before + "<f")
+        assert not one.is_inside
+        assert one.is_finishable
+        write(one, "=")
+        assert one.region is Region.STRUCTURE
+        assert list(one.forced()) == [*small_tokens().encode("y"), eos()]
+    one = two_ways(trigger)
+    write(one, "if=g")
+    assert list(one.forced()) == [*small_tokens().encode("z"), eos()]
+    one = two_ways(trigger)
+    write(one, *("\n\n", marker(CALL)) if trigger.marker_id is not None else ("[call]",))
+    assert list(one.forced()) == [*small_tokens().encode("{x}"), eos()]
+
+
+@given(text=st.text(st.sampled_from("<f=g\n[cal]é"), max_size=12), is_marked=st.booleans())
+@settings(max_examples=100)
+def test_free_text_goes_on_exactly_up_to_the_first_text_trigger(text: str, is_marked: bool) -> None:
+    one = two_ways(Trigger("\n\n", marker(CALL), True) if is_marked else Trigger("\n[call]", None))
+    triggers = ["<f=", "f=g", *([] if is_marked else ["\n[call]"])]
+    written = ""
+    for character in text:
+        accepted = {token_id for token_id in range(small_tokens().num_ids) if one.clone().push(token_id)}
+        assert accepted == legal(one)
+        written += character
+        if "[call]" in written and "\n[call]" not in written and not is_marked:
+            assert not takes(one, character)
+            return
+        write(one, character)
+        is_started = any(trigger in written for trigger in triggers)
+        assert one.is_inside is is_started
+        if is_started:
+            return
+
+
+def test_a_text_trigger_in_thinking_is_a_thought() -> None:
+    one = two_ways(Trigger("\n\n", marker(CALL)))
+    write(one, marker(THINK), "a <f=", "f=g", marker("｜DSML｜"), "b")
+    assert one.region is Region.PROSE
+    write(one, "<f=")
+    assert one.region is Region.STRUCTURE
+
+
+def test_text_triggers_fire_again_behind_a_program() -> None:
+    one = two_ways(Trigger("\n\n", marker(CALL)), end=ProgramEnd.FREE)
+    for _ in range(2):
+        write(one, "a<f=")
+        write_canonically(one, "y")
+        write(one, "\n\n", marker(CALL))
+        write_canonically(one, "{x}")
+    assert one.is_finishable
 
 
 def gated(*, trigger: Trigger | None = None) -> Fence:

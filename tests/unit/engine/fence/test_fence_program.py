@@ -15,6 +15,7 @@ from services.engine.fence.program import (
     Raw,
     Repeat,
     Sequence,
+    TextTrigger,
     Trigger,
     validate,
 )
@@ -69,6 +70,20 @@ def test_a_trigger_of_nothing_is_refused() -> None:
     assert errors_of(Literal("a"), trigger=Trigger("\n")) == (
         "trigger.lead_in: without a marker it must be more than whitespace"
     )
+
+
+def test_a_text_trigger_that_cannot_be_is_refused() -> None:
+    def error_of(one: TextTrigger, trigger: Trigger | None) -> str:
+        with pytest.raises(FenceError) as caught:
+            validate(Program((Literal("a"),), trigger=trigger, text_triggers=(one,)))
+        return str(caught.value)
+
+    marked = Trigger("\n[call]", 3)
+    validate(Program((Literal("a"),), trigger=marked, text_triggers=(TextTrigger("[f]", 0),)))
+    assert error_of(TextTrigger("[f]", 0), None) == "text_triggers[0]: there is no trigger beside it"
+    assert error_of(TextTrigger("\n", 0), marked) == "text_triggers[0].text: must be more than whitespace"
+    assert error_of(TextTrigger("call", 0), marked) == "text_triggers[0].text: the trigger's lead-in contains it"
+    assert error_of(TextTrigger("[f]", 1), marked) == "text_triggers[0].entry: there is no node 1"
 
 
 def test_what_repeats_must_write_something() -> None:

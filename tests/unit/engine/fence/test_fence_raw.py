@@ -142,16 +142,20 @@ def test_a_token_may_reach_from_the_text_into_what_follows() -> None:
 @given(
     end=st.sampled_from(["</", "</end>", "\n</p>\n", "aa", "｜D"]),
     stops=st.booleans(),
+    others=st.lists(st.sampled_from(["<a", "ap", "\n>", "x</", "aaa"]), max_size=2),
     forbidden=st.lists(st.sampled_from(["ab", "</x", "a<", "字", "\n\n"]), max_size=2),
     written=st.text(st.sampled_from("<a/b\n>endp｜字x"), max_size=8),
 )
-def test_rows_are_what_walking_every_token_gives(end: str, stops: bool, forbidden: list[str], written: str) -> None:
+def test_rows_are_what_walking_every_token_gives(
+    end: str, stops: bool, others: list[str], forbidden: list[str], written: str
+) -> None:
     tokens, rows = small_tokens(), small_compiler().rows
     automaton = TextAutomaton(
         tokens,
         rows.utf8,
         end=end.encode(),
         stops_at_end=stops,
+        stops=[text.encode() for text in others],
         forbidden=[text.encode() for text in forbidden],
         counts_chars=True,
     )

@@ -27,6 +27,9 @@ def spelt(draft: ProgramDraft) -> str:
         bare = " (bare at start)" if draft.trigger.is_bare_at_start else ""
         lines.append(f"behind {_text(draft.trigger.lead_in)}{bare} {_text(draft.trigger.tag)}")
     lines.extend(_lines(draft.entry))
+    for one in draft.text_triggers:
+        lines.append(f"or {_text(one.text)}")
+        lines.extend(_lines(one.entry))
     lines.append(f"markers {' '.join(draft.markers)}")
     lines.extend(f"relaxed {one.place} {one.keyword}" for one in draft.relaxed)
     return "\n".join(lines) + "\n"

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import string
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.dialects.events import CallText, ToolGrammar, ToolSpec
+from services.tokenizer.dialects.events import CallFinished, CallText, Malformed, ToolGrammar, ToolSpec
 from services.tokenizer.dialects.registry import DIALECTS
 from services.tokenizer.fence.callable import CallableTool, callable_tool
 from services.tokenizer.fence.calls import CallRules, Thinking
 from services.tokenizer.fence.program import GrammarSyntax, ProgramDraft, Relaxed
+from tests.unit.tokenizer.dialects.answers import parse
 from tests.unit.tokenizer.fence.agent_tools import CALLS, TOOLS, WRONG_CALLS, Schema, call, fields, text, tool, whole
 from tests.unit.tokenizer.fence.walker import accepts
 
@@ -65,6 +67,32 @@ def test_calls_that_no_schema_allows_are_not(name: str):
     for one in WRONG_CALLS:
         assert not accepts(required, written(name, one)), one
         assert not accepts(auto, written(name, CALLS[0], one, before="Both.")), one
+
+
+@pytest.mark.parametrize("name", ["qwen_xml", PYTHON])
+def test_a_call_without_its_tags_is_one_that_the_parser_reads(name: str):
+    auto, one_call = program(name, TOOLS), program(name, TOOLS, dataclasses.replace(AUTO, max_calls=1))
+    tagged = written(name, *CALLS[1:3])
+    assert tagged.count("<tool_call>\n") == 2
+    first, second = (
+        tagged.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n")
+    )
+    for closing, opening, end in product(("", "\n</tool_call>"), ("\n", "\n<tool_call>\n"), ("", "\n</tool_call>")):
+        answer = f"Both.{first}{closing}{opening}{second}{end}"
+        assert accepts(auto, answer), answer
+        assert not accepts(one_call, answer)
+        assert accepts(one_call, f"One.{first}{closing}")
+        assert not accepts(program(name, TOOLS, REQUIRED), first + closing)
+        for turn in (answer, f"One.{first}{closing}"):
+            read = parse(DIALECTS[name], [turn], TOOLS)
+            calls = [event.arguments for event in read if isinstance(event, CallFinished)]
+            assert calls == [one.arguments for one in CALLS[1:3]][: len(calls)]
+            assert len(calls) == turn.count("<function=")
+            assert not any(isinstance(event, Malformed) for event in read)
+    for wrong in ("\n", " ", "x", "\n</tool_call>\n", "\n</tool_call></tool_call>", "\n<tool_call>", "\n\n" + second):
+        assert not accepts(auto, first + wrong)
+    for one in WRONG_CALLS:
+        assert not accepts(auto, written(name, one).removeprefix("<tool_call>\n")), one
 
 
 @each_dialect

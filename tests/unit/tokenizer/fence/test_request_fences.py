@@ -66,6 +66,27 @@ def test_a_marker_inside_a_tag_splits_it():
     assert 'tool_calls>\n<｜DSML｜invoke name="' in literals(program)
 
 
+def test_a_call_without_its_opening_tag_starts_the_program_at_an_entry_of_its_own():
+    def program_of(ids: dict[str, int], mode: ToolMode = ToolMode.AUTO) -> pb.Program:
+        fence = Fences(DIALECTS["qwen_xml"], ids).derive(asked(*TOOLS, mode=mode), PLAIN)
+        assert fence is not None
+        return write_program(fence)
+
+    program = program_of(QWEN_IDS)
+    assert program.trigger == pb.Trigger(lead_in="\n\n", marker_id=7, bare_at_start=True)
+    (other,) = program.text_triggers
+    assert other.text == "<function="
+    assert other.entry != program.entry
+    tagged, untagged = (program.nodes[entry].sequence.nodes for entry in (program.entry, other.entry))
+    assert [program.nodes[number].literal.text for number in tagged[:1]] == ["\n<function="]
+    # The tools are there once.
+    assert tagged[1] == untagged[0]
+    # Without tokens for it, what is thinking is not known where the program might start.
+    assert not program_of({"<tool_call>": 7, "</tool_call>": 8}).text_triggers
+    assert not program_of(QWEN_IDS, ToolMode.REQUIRED).text_triggers
+    assert not write_program(derived(asked(*TOOLS))).text_triggers
+
+
 def test_nodes_come_before_those_that_hold_them_and_only_once():
     program = write_program(derived(asked(*TOOLS)))
     assert program.entry == len(program.nodes) - 1
@@ -119,6 +140,11 @@ def test_a_call_without_the_programs_beginning_is_none_of_its():
     assert not spelt.has_begun([], "a\n<function=f>")
     assert not spelt.has_begun([], "<tool_call></think>a")
     assert derived(asked(*TOOLS, mode=ToolMode.REQUIRED)).has_begun([], "")
+    for ids, is_seen in ((QWEN_IDS, True), ({"<tool_call>": 7}, False)):
+        qwen = Fences(DIALECTS["qwen_xml"], ids).derive(asked(*TOOLS), PLAIN)
+        assert qwen is not None
+        assert qwen.has_begun([], "</think>a\n<function=f>") is is_seen
+        assert not qwen.has_begun([], "<function=f></think>a")
 
 
 def test_only_a_call_that_text_starts_may_begin_in_thinking():
