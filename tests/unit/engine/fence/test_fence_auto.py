@@ -156,7 +156,7 @@ def test_each_trigger_leads_into_its_own_entry(trigger: Trigger) -> None:
 
 
 @given(text=st.text(st.sampled_from("<f=g\n[cal]é"), max_size=12), is_marked=st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_free_text_goes_on_exactly_up_to_the_first_text_trigger(text: str, is_marked: bool) -> None:
     one = two_ways(Trigger("\n\n", marker(CALL), True) if is_marked else Trigger("\n[call]", None))
     triggers = ["<f=", "f=g", *([] if is_marked else ["\n[call]"])]
@@ -173,6 +173,35 @@ def test_free_text_goes_on_exactly_up_to_the_first_text_trigger(text: str, is_ma
         assert one.is_inside is is_started
         if is_started:
             return
+
+
+def test_a_text_trigger_may_end_inside_a_token() -> None:
+    tokens = small_tokens()
+    token_id, text = next((one, text) for one, text in enumerate(tokens.texts) if len(text) == 3 and text.isalpha())
+    marked, trigger = Trigger("\n", marker(CALL)), "!" + text[:1].decode()
+
+    def behind(*nodes: Literal) -> Fence:
+        one = small_compiler().compile(Program(nodes, trigger=marked, text_triggers=(TextTrigger(trigger, 1),)))
+        fence = Fence(one)
+        write(fence, "!")
+        return fence
+
+    fits, other = Literal(text[1:].decode() + "+"), Literal("+")
+    one = behind(other, fits)
+    assert token_id in legal(one)
+    assert one.push(token_id)
+    assert legal(one) == {tokens.encode("+")[0]}
+    assert token_id not in legal(behind(fits, other))
+    assert not behind(fits, other).push(token_id)
+
+
+def test_a_text_trigger_counts_even_where_the_lead_in_ends_with_it() -> None:
+    texts = (TextTrigger("a\n", 1),)
+    nodes = (Literal("x"), Literal("y"))
+    one = Fence(small_compiler().compile(Program(nodes, trigger=Trigger("\n", marker(CALL)), text_triggers=texts)))
+    assert takes(one, "b\n", marker(CALL))
+    write(one, "a\n")
+    assert list(one.forced()) == [*small_tokens().encode("y"), eos()]
 
 
 def test_a_text_trigger_in_thinking_is_a_thought() -> None:

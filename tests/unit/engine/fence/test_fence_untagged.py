@@ -26,7 +26,7 @@ from tests.unit.engine.fence.fetched import fetched
 from tests.unit.engine.fence.real_dialects import SPECS
 from tests.unit.tokenizer.dialects.answers import add_up, parse
 
-NUM_ANSWERS = 1_000 if os.environ.get("FENCEPOST_SOAK") else 25
+NUM_ANSWERS = 1_000 if os.environ.get("FENCEPOST_SOAK") else 15
 THINK_IDS = {"<think>": "<repo_name>", "</think>": "<file_sep>"}
 """Stand-ins in a vocabulary without them."""
 TAGS = ("<tool_call>\n", "\n</tool_call>")
