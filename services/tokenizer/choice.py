@@ -87,7 +87,9 @@ class Choice:
 
     def keeps(self, fence: Fence) -> bool:
         """Whether all calls are ones that ``fence`` has seen."""
-        return not self._calls or fence.has_begun(self._ids, "".join(self._text))
+        names = {call.name for call in self._calls.values()}
+        # A call of another tool may be what free text had before the program began.
+        return not names or (names <= fence.tool_names and fence.has_begun(self._ids, "".join(self._text)))
 
     def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[AnswerEvent]:
         """Events of newly sampled ids."""

@@ -180,7 +180,7 @@ class TextAutomaton:
                 completes = kind in (_FORBIDDEN, _STOPPED) or (kind == _ENDED and self._stops_at_end)
                 if completes or self._counts_chars:
                     found.extend(self._tokens.with_prefix(longer))
-                if not completes:
+                if not completes and self._tokens.has_longer(longer):
                     open_prefixes.append((after, longer))
         return found
 

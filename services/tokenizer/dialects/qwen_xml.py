@@ -71,6 +71,7 @@ _MARKUP = Markup(
     # Coder models are known to leave out the opening tag, with or without the closing one.
     untagged=Untagged(
         start=FUNCTION,
+        name_end=">",
         next_calls=tuple(
             f"{closing}{opening}{_FIRST_CALL}" for closing in ("", f"\n{_CLOSING}") for opening in ("", f"\n{_OPENING}")
         ),
@@ -123,7 +124,8 @@ class QwenXml:
 
         def open_block(opening: str, index: int) -> XmlBlockReader:
             has_tag = opening == _OPENING
-            block = BlockText(opening if has_tag else "", _CLOSING, (_OPENING,))
+            # Without its tag it may be prose about calls: any call behind it is one.
+            block = BlockText(opening if has_tag else "", _CLOSING, (_OPENING,) if has_tag else _OPENINGS)
             reader = XmlBlockReader(block, _CLOSING, index, types, reads_python=self._has_python_scalars)
             if not has_tag:
                 reader.push(opening)

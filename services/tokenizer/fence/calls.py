@@ -62,6 +62,8 @@ class Untagged:
 
     start: str
     """To the first call's name, wherever it stands in free text."""
+    name_end: str
+    """Behind a name; free text ends with it, where it is that of a tool."""
     next_calls: tuple[str, ...]
     """From a call's end to the next one's name; none is a prefix of another."""
     end: str
@@ -108,17 +110,21 @@ def write_program(
     if not rules.is_required:
         trigger = Trigger(markup.lead_in, markup.tag, is_bare)
         is_gated = rules.thinking is Thinking.GATED
-        others = () if markup.untagged is None else (_untagged(markup.untagged, call, most),)
+        others = () if markup.untagged is None else _untagged(markup.untagged, call, most)
         return ProgramDraft(entry, trigger, is_gated, markup.markers, tuple(relaxed), others)
     entry = sequence(literal(("" if is_bare else markup.lead_in) + markup.tag), entry)
     return behind_thinking(rules.thinking, markup.think_tags, markup.behind_thinking, entry, markup.markers, relaxed)
 
 
-def _untagged(markup: Untagged, call: Choose, most: int | None) -> TextTrigger:
-    """``most``: calls behind the first."""
+def _untagged(markup: Untagged, call: Choose, most: int | None) -> tuple[TextTrigger, ...]:
+    """One for each branch: what starts like a call of no tool stays text. ``most``: calls behind the first."""
     more = Choose(tuple(Branch(text, call) for text in markup.next_calls))
-    repeated = () if most == 0 else (Repeat(more, 0, most),)
-    return TextTrigger(markup.start, sequence(call, *repeated, Repeat(literal(markup.end), 0, 1)))
+    behind = (*(() if most == 0 else (Repeat(more, 0, most),)), Repeat(literal(markup.end), 0, 1))
+    triggers: list[TextTrigger] = []
+    for branch in call.branches:
+        name, end, rest = branch.key.rpartition(markup.name_end)
+        triggers.append(TextTrigger(markup.start + name + end, sequence(literal(rest), branch.next, *behind)))
+    return tuple(triggers)
 
 
 def behind_thinking(

@@ -51,6 +51,8 @@ class Fence:
     """What of the request it cannot keep, for people."""
     relaxed: tuple[Relaxed, ...]
     """What the program leaves out; the engine may find more that it cannot keep."""
+    tool_names: frozenset[str]
+    """Of the tools that it lets the model call."""
 
     def has_begun(self, ids: Sequence[int], text: str) -> bool:
         """Whether the program began in an answer. Calls without that are ones that a parser was lenient with."""
@@ -133,12 +135,13 @@ class Fences:
             else:
                 fenced.append(found)
         draft = self._dialect.fence(fenced, rules)
-        return None if draft is None else self._fence(draft, warnings)
+        names = frozenset(tool.name for tool in fenced)
+        return None if draft is None else self._fence(draft, warnings, names)
 
     def _write_output(self, output_format: OutputFormat, thinking: Thinking) -> Fence:
-        return self._fence(write_output_program(output_format, thinking, self._dialect.think_tags), [])
+        return self._fence(write_output_program(output_format, thinking, self._dialect.think_tags), [], frozenset())
 
-    def _fence(self, draft: ProgramDraft, warnings: list[str]) -> Fence:
+    def _fence(self, draft: ProgramDraft, warnings: list[str], tool_names: frozenset[str]) -> Fence:
         relaxed = tuple(dict.fromkeys(draft.relaxed))
         warnings += map(describe, relaxed)
         markers = [marker for marker in draft.markers if marker in self._ids]
@@ -158,6 +161,7 @@ class Fences:
             (self._think_ids[0], self._think_ids[1]) if has_think_ids else None,
             tuple(warnings),
             relaxed,
+            tool_names,
         )
 
     def _start(self, trigger: Trigger, markers: Sequence[str]) -> tuple[Start, str]:

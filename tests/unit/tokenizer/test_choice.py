@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.tokenizer.choice import Choice
+from services.tokenizer.conversation import Conversation, Message, Role
 from services.tokenizer.detokenize import decode
 from services.tokenizer.dialects.call_free import CallFreeParser
 from services.tokenizer.dialects.dialect import StreamParser
 from services.tokenizer.dialects.events import ToolSpec
 from services.tokenizer.dialects.plain import PlainParser
-from services.tokenizer.dialects.registry import CHATML_JSON
+from services.tokenizer.dialects.registry import CHATML_JSON, QWEN_XML
 from services.tokenizer.events import (
     AnswerEvent,
     CallDelta,
@@ -24,6 +25,7 @@ from services.tokenizer.events import (
     TokenLogprob,
     TokenLogprobs,
 )
+from services.tokenizer.fence.fence import Fences, PromptEnd
 from services.tokenizer.history.record_format import decode_record, encode_record
 from services.vocabulary import Vocabulary
 
@@ -349,3 +351,15 @@ def test_markup_is_text_where_there_is_no_parser() -> None:
     choice = new_choice()
     assert said(run(choice, ids_of(CALL))) == ("", CALL)
     assert not choice.calls
+
+
+def test_a_call_that_free_text_had_before_the_program_began_is_not_the_fences() -> None:
+    asked = Conversation((Message(Role.USER, "x"),), {}, tools=(READ,))
+    fence = Fences(QWEN_XML, {"<think>": 1, "</think>": 2}).derive(asked, PromptEnd(False, False, False))
+    assert fence is not None
+    read, other = "<function=read>\n</function>", "<function=other>\n</function>"
+    for answer, is_kept in ((read, True), (f"{other}\n{read}", False), (other, False), ("a <function= b", True)):
+        choice = new_choice(QWEN_XML.parser([READ], starts_in_reasoning=False))
+        run(choice, ids_of(answer))
+        assert choice.keeps(fence) is is_kept
+    assert choice.text == "a <function= b"

@@ -175,6 +175,39 @@ def test_free_text_goes_on_exactly_up_to_the_first_text_trigger(text: str, is_ma
             return
 
 
+NAMES = ["read", "read_file", "read_file_2", *(f"read_{number}" for number in range(97))]
+
+
+def of_names() -> Fence:
+    texts = tuple(TextTrigger(f"<f={name}>", entry) for entry, name in enumerate(NAMES))
+    nodes = tuple(Literal(f"{{{entry}}}") for entry in range(len(NAMES)))
+    one = Program(nodes, trigger=Trigger("\n\n", marker(CALL), True), text_triggers=texts)
+    return Fence(small_compiler().compile(one))
+
+
+def test_of_a_hundred_names_the_one_that_is_closed_counts() -> None:
+    for entry, name in enumerate(NAMES):
+        one = of_names()
+        write(one, f"a<f={name}")
+        assert not one.is_inside
+        write(one, ">")
+        assert list(one.forced()) == [*small_tokens().encode(f"{{{entry}}}"), eos()]
+
+
+@given(st.lists(st.sampled_from(["<f=", "read", "_file", "_2", "_9", ">", " ", "é"]), max_size=8))
+@settings(max_examples=50)
+def test_names_that_no_trigger_has_are_text(pieces: list[str]) -> None:
+    one, written = of_names(), ""
+    for character in "".join(pieces):
+        written += character
+        write(one, character)
+        begun = [entry for entry, name in enumerate(NAMES) if written.endswith(f"<f={name}>")]
+        assert one.is_inside is bool(begun)
+        if begun:
+            assert list(one.forced()) == [*small_tokens().encode(f"{{{begun[0]}}}"), eos()]
+            return
+
+
 def test_a_text_trigger_may_end_inside_a_token() -> None:
     tokens = small_tokens()
     token_id, text = next((one, text) for one, text in enumerate(tokens.texts) if len(text) == 3 and text.isalpha())

@@ -14,8 +14,9 @@ from bench.fences.driving import CASES, Answer, Case, drive, judge
 from bench.fences.programs import Mode
 from bench.fences.strict_parsers import parse_qwen_xml, parse_qwen_xml_untagged
 from bench.fences.vocabularies import marker_ids
+from services.engine.fence.allowed import Free, Ids
 from services.engine.fence.compile import CompiledFence
-from services.engine.fence.machine import Fence
+from services.engine.fence.machine import Fence, Region
 from services.engine.fence_fields import read_program
 from services.tokenizer.conversation import Conversation, Message, Role
 from services.tokenizer.dialects.events import CallText
@@ -26,7 +27,8 @@ from tests.unit.engine.fence.fetched import fetched
 from tests.unit.engine.fence.real_dialects import SPECS
 from tests.unit.tokenizer.dialects.answers import add_up, parse
 
-NUM_ANSWERS = 1_000 if os.environ.get("FENCEPOST_SOAK") else 15
+IS_SOAK = bool(os.environ.get("FENCEPOST_SOAK"))
+NUM_ANSWERS = 1_000 if IS_SOAK else 5
 THINK_IDS = {"<think>": "<repo_name>", "</think>": "<file_sep>"}
 """Stand-ins in a vocabulary without them."""
 TAGS = ("<tool_call>\n", "\n</tool_call>")
@@ -34,7 +36,7 @@ CASE_BY_VOCABULARY = {
     name: dataclasses.replace(
         next(case for case in CASES if case.id == "qwen_xml-text"), vocabulary=name, parse=parse_qwen_xml_untagged
     )
-    for name in ("smollm2", "qwen", "qwen3")
+    for name in ("smollm2", "qwen", *(("qwen3",) if IS_SOAK else ()))
 }
 
 
@@ -58,7 +60,9 @@ def test_whatever_is_sampled_is_whole_and_read_back(case: Case, is_parallel: boo
     num_calls = 0
     for number in range(NUM_ANSWERS):
         rng = random.Random(f"{case.vocabulary} {is_parallel} {number}")
-        answer = drive(case, compiled, rng, is_adversarial=number % 2 == 1, text_trigger="<function=")
+        answer = drive(
+            case, compiled, rng, is_adversarial=number % 2 == 1, text_trigger=f"<function={rng.choice([*TOOLS])}>"
+        )
         start = answer.text.index(b"<function=")
         block = answer.text[start:]
         calls = judge(Answer(block, answer.ids, 0), case, TOOLS, Mode.REQUIRED)
@@ -94,16 +98,28 @@ def without_tags(text: str) -> str:
     return text
 
 
+PROSE = ("The tag <function= starts one.", "a <function=unknown> b", "\n\n<function=", f"<function={[*TOOLS][0]} >")
+
+
+@pytest.mark.parametrize("text", PROSE)
 @pytest.mark.parametrize("case", CASE_BY_VOCABULARY.values(), ids=CASE_BY_VOCABULARY.keys())
-def test_a_name_of_no_tool_cannot_be_written(case: Case, smollm2_dir: Path) -> None:
-    fence = Fence(compiled_for(case, smollm2_dir, is_parallel=True))
-    for token_id in fence.tokens.encode("Let me see.\n\n<function="):
-        assert fence.push(token_id)
-    assert fence.is_inside
-    assert not fence.is_finishable
-    first = {name[:1] for name in TOOLS}
-    assert {fence.tokens.texts[one].decode()[:1] for one in legal_ids(fence)} <= first
+def test_what_names_no_tool_is_text_token_by_token(case: Case, text: str, smollm2_dir: Path) -> None:
+    compiled = compiled_for(case, smollm2_dir, is_parallel=True)
+    tokens = compiled.tokens
+    for ids in (tokens.encode(text), [tokens.texts.index(bytes([byte])) for byte in text.encode()]):
+        fence = Fence(compiled)
+        for token_id in ids:
+            assert is_legal(fence, token_id)
+            assert fence.push(token_id)
+            assert fence.region is Region.PROSE
+            assert fence.is_finishable
+    read = add_up(parse(QWEN_XML, [text], SPECS))
+    assert not read.calls
+    assert read.text + "".join(one.text for one in read.malformed) == text.lstrip()
 
 
-def legal_ids(fence: Fence) -> list[int]:
-    return [token_id for token_id in range(fence.tokens.num_ids) if fence.clone().push(token_id)]
+def is_legal(fence: Fence, token_id: int) -> bool:
+    allowed = fence.allowed()
+    if isinstance(allowed, Free):
+        return True
+    return token_id in (allowed.ids if isinstance(allowed, Ids) else fence.tokens.ids(allowed.row))

@@ -201,6 +201,14 @@ def test_the_answer_goes_on_behind_a_broken_block():
     assert (answer.calls, answer.text) == ([("g", "{}")], "\nDone.")
 
 
+def test_a_call_behind_prose_about_its_tag_is_one():
+    answer = answer_of(
+        DIALECT, f"The tag <function= is\n<function=> or:\n{call().removeprefix('<tool_call>')[1:]}", TOOLS
+    )
+    assert (answer.text, answer.calls) == ("The tag ", [("f", "{}")])
+    assert [one.text for one in answer.malformed] == ["<function= is\n", "<function=> or:\n"]
+
+
 def test_unclosed_thinking_ends_at_the_call():
     answer = answer_of(DIALECT, f"I use <tool_call> now.\n{call()}", TOOLS, starts_in_reasoning=True)
     assert (answer.reasoning, answer.text, answer.calls) == ("I use <tool_call> now.\n", "", [("f", "{}")])

@@ -74,13 +74,16 @@ def test_a_call_without_its_opening_tag_starts_the_program_at_an_entry_of_its_ow
 
     program = program_of(QWEN_IDS)
     assert program.trigger == pb.Trigger(lead_in="\n\n", marker_id=7, bare_at_start=True)
-    (other,) = program.text_triggers
-    assert other.text == "<function="
-    assert other.entry != program.entry
-    tagged, untagged = (program.nodes[entry].sequence.nodes for entry in (program.entry, other.entry))
-    assert [program.nodes[number].literal.text for number in tagged[:1]] == ["\n<function="]
+    assert [other.text for other in program.text_triggers] == [f"<function={one.name}>" for one in TOOLS]
+    assert program.entry not in {other.entry for other in program.text_triggers}
+    tagged = program.nodes[program.entry].sequence.nodes
+    assert program.nodes[tagged[0]].literal.text == "\n<function="
     # The tools are there once.
-    assert tagged[1] == untagged[0]
+    for branch, other in zip(program.nodes[tagged[1]].choose.branches, program.text_triggers, strict=True):
+        untagged = program.nodes[other.entry].sequence.nodes
+        assert program.nodes[untagged[0]].literal.text == "\n"
+        inside = program.nodes[branch.next]
+        assert untagged[1] == (inside.sequence.nodes[0] if inside.HasField("sequence") else branch.next)
     # Without tokens for it, what is thinking is not known where the program might start.
     assert not program_of({"<tool_call>": 7, "</tool_call>": 8}).text_triggers
     assert not program_of(QWEN_IDS, ToolMode.REQUIRED).text_triggers
@@ -143,8 +146,9 @@ def test_a_call_without_the_programs_beginning_is_none_of_its():
     for ids, is_seen in ((QWEN_IDS, True), ({"<tool_call>": 7}, False)):
         qwen = Fences(DIALECTS["qwen_xml"], ids).derive(asked(*TOOLS), PLAIN)
         assert qwen is not None
-        assert qwen.has_begun([], "</think>a\n<function=f>") is is_seen
-        assert not qwen.has_begun([], "<function=f></think>a")
+        assert qwen.has_begun([], "</think>a\n<function=Bash>") is is_seen
+        assert not qwen.has_begun([], "a\n<function=unknown>")
+        assert not qwen.has_begun([], "<function=Bash></think>a")
 
 
 def test_only_a_call_that_text_starts_may_begin_in_thinking():

@@ -37,9 +37,10 @@ def accepts(draft: ProgramDraft, text: str) -> bool:
     start = 0
     if draft.trigger is not None:
         position = text.find(draft.trigger.tag)
-        for other in draft.text_triggers:
-            found = text.find(other.text)
-            if found >= 0 and not 0 <= position <= found:
+        others = [(text.find(other.text), other) for other in draft.text_triggers if other.text in text]
+        if others:
+            found, other = min(others, key=lambda one: one[0])
+            if not 0 <= position <= found:
                 return len(text) in ends(other.entry, text, found + len(other.text))
         if position < 0:
             return True
