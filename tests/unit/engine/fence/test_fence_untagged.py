@@ -98,7 +98,12 @@ def without_tags(text: str) -> str:
     return text
 
 
-PROSE = ("The tag <function= starts one.", "a <function=unknown> b", "\n\n<function=", f"<function={[*TOOLS][0]} >")
+PROSE = (
+    "The tag <function= starts one.",
+    "a <function=unknown> b",
+    "\n\n<function=",
+    f"<function={next(iter(TOOLS))} >",
+)
 
 
 @pytest.mark.parametrize("text", PROSE)
