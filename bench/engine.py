@@ -1,10 +1,12 @@
 """The engine beside another server: first tokens, decode, hits and a batch, on the same ids in the same minutes.
 
 Ours is an engine process over gRPC (bench/stack.py), without drafts and loop guard, which the peers have not. The peer
-is any server of bench/servers.py; without one, plain transformers in fp32 in this process. In every round each workload
+is any server of bench/servers.py; without one, plain transformers in fp32 in this process. `transformers-batch` is its
+continuous batching, which answers only what needs no times of single tokens: batch_8. In every round each workload
 runs on both, in turns; prompts are random ids, new in each round, so that only what is meant to hit does.
 
-    python -m bench.engine [--json] [--peer URL] [--rounds 3] [--only decode_1 ttft_512] [--weights auto] [--threads N]
+    python -m bench.engine [--json] [--peer URL|transformers-batch] [--rounds 3] [--only decode_1_64 ttft_512]
+        [--weights auto] [--threads N]
 
 The last line is one JSON object: by workload the medians of ours and peer, and the median of their ratios by round.
 ttft_*, hit_*: seconds to the first token of a prompt, and of it with 64 more tokens behind. decode_S_C: tokens a second
@@ -32,7 +34,7 @@ from typing import Any
 
 import torch
 
-from bench.servers import NewIds, Ours, Server, Transformers, compared, connect, random_ids
+from bench.servers import NewIds, Ours, Server, Transformers, TransformersBatch, compared, connect, random_ids
 from bench.stack import Stack, serving_stack
 from services.models.store import resolve
 
@@ -82,18 +84,27 @@ _WORKLOADS: dict[str, Workload] = {
     "batch_8": _batch,
 }
 _ON_REQUEST = ("decode_8_4k",)
+_TRANSFORMERS_BATCH = "transformers-batch"
+_PEER_HELP = f"a server with /v1/completions, or {_TRANSFORMERS_BATCH}; without: plain transformers"
+_UNTIMED = {"batch_8"}
+"""Workloads that ask for no times but the whole's."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The engine beside another server.")
     parser.add_argument("--json", action="store_true", help="print only the last line")
-    parser.add_argument("--peer", metavar="URL", help="a server with /v1/completions; without: plain transformers")
+    parser.add_argument("--peer", metavar="URL", help=_PEER_HELP)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=sorted(_WORKLOADS), metavar="WORKLOAD")
     parser.add_argument("--weights", default="auto", help="the engine's --weights")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     options.only = options.only or [name for name in _WORKLOADS if name not in _ON_REQUEST]
+    if options.peer == _TRANSFORMERS_BATCH and (timed := [name for name in options.only if name not in _UNTIMED]):
+        parser.error(
+            f"--peer {_TRANSFORMERS_BATCH} tells no times of single tokens, which {', '.join(timed)} need; "
+            f"choose --only {' '.join(sorted(_UNTIMED))}"
+        )
     print(json.dumps(asyncio.run(_measure(options))))
 
 
@@ -130,8 +141,17 @@ async def _servers(options: argparse.Namespace) -> AsyncGenerator[dict[str, Serv
     flags = (*_FLAGS, "--threads", str(options.threads), "--weights", options.weights)
     with tempfile.TemporaryDirectory() as folder:
         async with serving_stack(Stack(Path(folder), model_dir, vram_bytes=_STATE_BYTES, engine_flags=flags)) as stack:
-            peer = await connect(options.peer) if options.peer else Transformers(model_dir)
-            yield {"ours": Ours(stack), "peer": peer}
+            yield {"ours": Ours(stack), "peer": await _peer(options.peer, model_dir)}
+
+
+async def _peer(named: str | None, model_dir: Path) -> Server:
+    match named:
+        case None:
+            return Transformers(model_dir)
+        case _ if named == _TRANSFORMERS_BATCH:
+            return TransformersBatch(model_dir)
+        case url:
+            return await connect(url)
 
 
 if __name__ == "__main__":

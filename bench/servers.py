@@ -1,4 +1,4 @@
-"""What bench/engine.py and bench/interleaved.py ask: our engine, another server, or plain transformers. All take ids.
+"""What bench/engine.py and bench/interleaved.py ask: our engine, another server, or transformers. All take ids.
 
 A peer is any server with OpenAI's streaming /v1/completions that takes ids as a prompt. Of two that were compared:
 
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httpx
 import torch
@@ -166,6 +166,48 @@ class Transformers:
         # The state of an answer's tokens is in the way of a prompt that does not go on from them.
         self._seen = prompts if max_tokens == 1 else []
         return [Timed(sent_s, tuple(arrivals)) for _ in prompts]
+
+    async def settled(self) -> None:
+        """It is, once it has answered."""
+
+
+class TransformersBatch:
+    """Continuous batching of transformers in fp32 (``generate_batch``), which does not say when which token came.
+
+    Sizes are given, since it finds its memory only on accelerators or with psutil. Without flash attention a step's
+    mask is over all its tokens and all that is cached, so steps are smaller than its 8,192 tokens.
+    """
+
+    STEP_TOKENS: Final = 512
+    PAGE_TOKENS: Final = 256
+
+    def __init__(self, model_dir: Path) -> None:
+        transformers_logging.disable_progress_bar()
+        factory = cast(Any, transformers.AutoModelForCausalLM)
+        self._model = factory.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+    async def run(self, prompts: list[Prompt], max_tokens: int) -> list[Timed]:
+        return await asyncio.to_thread(self._run, prompts, max_tokens)
+
+    def _run(self, prompts: list[Prompt], max_tokens: int) -> list[Timed]:
+        # -1: no token ends an answer.
+        greedy = transformers.GenerationConfig(
+            max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        sizes = transformers.ContinuousBatchingConfig(
+            page_size=self.PAGE_TOKENS,
+            num_blocks=sum((len(prompt) + max_tokens) // self.PAGE_TOKENS + 2 for prompt in prompts),
+            max_batch_tokens=self.STEP_TOKENS,
+        )
+        sent_s = time.perf_counter()
+        answers: dict[str, Any] = self._model.generate_batch(
+            inputs=prompts, generation_config=greedy, continuous_batching_config=sizes
+        )
+        timed = Timed(sent_s, ((time.perf_counter(), max_tokens),))
+        # It logs what fails, and returns the rest.
+        if [len(answer.generated_tokens) for answer in answers.values()] != [max_tokens] * len(prompts):
+            raise RuntimeError(f"transformers ended an answer before its {max_tokens} tokens")
+        return [timed for _ in prompts]
 
     async def settled(self) -> None:
         """It is, once it has answered."""

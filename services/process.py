@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
@@ -25,7 +25,7 @@ from prometheus_client import start_http_server
 
 from services import rpc, settings
 from services.errors import ServiceError
-from services.health import Health
+from services.health import Health, IsReady
 from services.settings import SettingsError, setting
 
 _SETTLE_S = 5.0
@@ -51,14 +51,14 @@ class ServerSettings:
 
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
-Build = Callable[[_Settings, grpc.aio.Server], AbstractAsyncContextManager[Sequence[str]]]
+Build = Callable[[_Settings, grpc.aio.Server], AbstractAsyncContextManager[Mapping[str, IsReady]]]
 
 
 def main(service: str, cls: type[_Settings], build: Build[_Settings], argv: Sequence[str] | None = None) -> int:
     """Run a service until a signal; the process's exit status.
 
-    ``build`` opens what the service needs, registers its servicers on the server, yields their full names, and closes
-    what it opened. Whatever stops the start is one line on standard error.
+    ``build`` opens what the service needs, registers its servicers on the server, yields by their full names whether
+    each is ready, and closes what it opened. Whatever stops the start is one line on standard error.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
@@ -104,11 +104,11 @@ async def serve(config: _Settings, build: Build[_Settings]) -> None:
     port = rpc.bind(server, config.listen)
     if config.metrics_listen:
         start_metrics(config.metrics_listen)
-    async with build(config, server) as names:
-        health = Health(names)
+    async with build(config, server) as services:
+        health = Health(services)
         cast(Any, health_pb2_grpc).add_HealthServicer_to_server(health, server)
         if config.reflection:
-            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME, HEALTH_SERVICE), server)
+            reflection.enable_server_reflection((*services, reflection.SERVICE_NAME, HEALTH_SERVICE), server)
         await server.start()
         _log.info("serving on %s", re.sub(r":0$", f":{port}", config.listen))
         await stop.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -34,6 +34,7 @@ from services.engine.ssd_tier import SsdTier
 from services.engine.staging import Staging
 from services.engine.store_client import StoreClient
 from services.engine.waiting import AdmissionPolicy
+from services.health import IsReady, always
 from services.identity import PAGE_TOKENS
 from services.vocabulary import Vocabulary
 
@@ -42,14 +43,14 @@ _REST_PER_WORK = 6.0
 
 
 @asynccontextmanager
-async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator[list[str]]:
+async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator[Mapping[str, IsReady]]:
     """Load the model, start the step loop and register the servicer; drains pending writes on the way out.
 
     Raises ModelUnusable naming the file or setting.
     """
     async with AsyncExitStack() as stack:
-        # The thread that computes also loads: OpenMP's threads belong to the thread that first used them, and once more
-        # than there are cores exist, none spins.
+        # The thread that computes also loads: OpenMP's threads belong to the thread that first used them, and once
+        # there are more than cores, none spins.
         compute = stack.enter_context(ThreadPoolExecutor(1, "compute"))
         loaded = await asyncio.get_running_loop().run_in_executor(compute, load, config)
         runtime = loaded.runtime
@@ -121,7 +122,7 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(core.run())
             try:
-                yield [engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name]
+                yield {engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name: always}
                 await core.drain(config.grace_s)
             finally:
                 loop.cancel()

@@ -39,6 +39,7 @@ def build_operator(tokenizers: Callable[[], Tokenizers | None]) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:  # pyright: ignore[reportUnusedFunction]
+        # A supervisor asks: a gateway is not to be started again because an engine loads.
         states = await found().health()
         is_serving = "SERVING" in states.values()
         body = {"status": "ok" if is_serving else "unavailable", "tokenizers": states}

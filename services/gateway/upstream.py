@@ -30,6 +30,7 @@ from services.replicas import Replicas
 
 UNARY_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 2.0
+TOKENIZER_SERVICE = "fencepost.tokenizer.v1.TokenizerService"
 
 Trace = Sequence[tuple[str, str]]
 """The W3C trace context that travels with a call."""
@@ -48,10 +49,11 @@ class Tokenizer:
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self._health = cast(Any, health_pb2_grpc).HealthStub(channel)
 
-    async def health(self) -> str:
-        """Its word on itself: SERVING, NOT_SERVING, or a status code's name."""
+    async def health(self, service: str = "") -> str:
+        """Its word on itself, or on whether its service can answer: SERVING, NOT_SERVING, or a status code's name."""
+        request = health_pb2.HealthCheckRequest(service=service)
         try:
-            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
+            answer = await self._health.Check(request, timeout=HEALTH_TIMEOUT_S)
         except grpc.aio.AioRpcError as failed:
             return failed.code().name
         return cast(str, health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
@@ -171,10 +173,15 @@ class Tokenizers:
         return answer.models
 
     async def health(self) -> dict[str, str]:
-        """Each replica's word on itself, by address."""
+        """Each replica's word on itself, by address. One whose engines are all away serves."""
         tokenizers = self._replicas.all()
         words = await asyncio.gather(*(tokenizer.health() for tokenizer in tokenizers))
         return {tokenizer.address: word for tokenizer, word in zip(tokenizers, words, strict=True)}
+
+    async def can_answer(self) -> bool:
+        """Whether a replica serves that has an engine which serves."""
+        words = await asyncio.gather(*(tokenizer.health(TOKENIZER_SERVICE) for tokenizer in self._replicas.all()))
+        return "SERVING" in words
 
     async def _ask(
         self, tokenizers: Iterable[Tokenizer], call: Callable[[Tokenizer], grpc.aio.UnaryUnaryCall[Any, _Answer]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc.aio
 from fencepost.kvstore.v1 import record_pb2_grpc, snapshot_pb2_grpc
 
+from services.health import IsReady, always
 from services.kvstore.config import Config
 from services.kvstore.limits import Limits
 from services.kvstore.record_servicer import RecordServicer
@@ -19,7 +20,7 @@ from services.kvstore.store import open_store
 
 
 @asynccontextmanager
-async def build(config: Config, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
+async def build(config: Config, server: grpc.aio.Server) -> AsyncGenerator[Mapping[str, IsReady]]:
     """Open the data directory and register both services; yields their names. Raises DataDirectoryError."""
     limits = Limits(
         cap_bytes=config.ssd_bytes,
@@ -40,7 +41,7 @@ async def build(config: Config, server: grpc.aio.Server) -> AsyncGenerator[Seque
         record_pb2_grpc.add_RecordServiceServicer_to_server(RecordServicer(records), server)
         sweeper = asyncio.create_task(records.sweep_forever())
         try:
-            yield ("fencepost.kvstore.v1.SnapshotService", "fencepost.kvstore.v1.RecordService")
+            yield {"fencepost.kvstore.v1.SnapshotService": always, "fencepost.kvstore.v1.RecordService": always}
         finally:
             sweeper.cancel()
             with suppress(asyncio.CancelledError):

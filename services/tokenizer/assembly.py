@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -10,6 +10,7 @@ import grpc.aio
 from fencepost.tokenizer.v1 import tokenizer_pb2_grpc
 
 from services import replicas
+from services.health import IsReady
 from services.tokenizer.answering import Answering
 from services.tokenizer.checks.schema_checker import SchemaChecker
 from services.tokenizer.config import LITERAL, TokenizerSettings
@@ -31,7 +32,7 @@ from services.tokenizer.servicer import TokenizerServicer
 
 
 @asynccontextmanager
-async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
+async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGenerator[Mapping[str, IsReady]]:
     """Raises ModelFileError and KeyFileError."""
     model = load_model(config.model, config.model_name, config.aliases, config.dialect)
     async with AsyncExitStack() as stack:
@@ -61,16 +62,16 @@ async def build(config: TokenizerSettings, server: grpc.aio.Server) -> AsyncGene
         pool = EncodePool(config.encode_threads, config.encode_queue)
         stack.callback(pool.close)
         make = partial(Engine, fingerprint=model.fingerprint)
-        engines = await stack.enter_async_context(
-            replicas.connect(config.engines, make, grace_s=config.request_timeout_s)
+        engines = Engines(
+            await stack.enter_async_context(replicas.connect(config.engines, make, grace_s=config.request_timeout_s))
         )
         footprints = Footprints(config.footprint_bytes)
         checker = SchemaChecker()
         stack.push_async_callback(checker.close)
-        answering = Answering(model, builder, history, footprints, pool, Engines(engines), checker)
+        answering = Answering(model, builder, history, footprints, pool, engines, checker)
         servicer = TokenizerServicer(config, model, answering, pool, is_certified=builder.is_certified)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
-        yield ("fencepost.tokenizer.v1.TokenizerService",)
+        yield {"fencepost.tokenizer.v1.TokenizerService": engines.any_answers}
 
 
 def _append_limits(config: TokenizerSettings) -> AppendLimits:

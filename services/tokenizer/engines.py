@@ -21,6 +21,8 @@ from services.tokenizer.routing import Routing
 
 GET_MODEL_TIMEOUT_S = 5.0
 _ANNOTATE_TIMEOUT_S = 2.0
+# Less than those who ask for this service's health wait.
+_HEALTH_TIMEOUT_S = 1.0
 _RETRY_AFTER_S = 1.0
 # An engine that is absent, drains or hangs is passed over; anything else it says is meant for the caller.
 _PASSED_OVER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -71,6 +73,14 @@ class Engine:
         if request.warm_up_only:
             return self._stub.Prefill(write_prefill(request, ids), timeout=timeout_s, metadata=metadata)
         return self._stub.Generate(write_generate(request, ids), timeout=timeout_s, metadata=metadata)
+
+    async def answers(self) -> bool:
+        """Whether it would be used for a request now, found out within a second."""
+        try:
+            await self.model(_HEALTH_TIMEOUT_S)
+        except (_UnusableError, grpc.aio.AioRpcError):
+            return False
+        return True
 
     @property
     def engine_id(self) -> str:
@@ -135,6 +145,13 @@ class Engines:
             metadata={"engines": engines},
             retry_after_s=_RETRY_AFTER_S,
         )
+
+    async def any_answers(self) -> bool:
+        """Whether an engine would take a request now, found out within a second."""
+        if any(await asyncio.gather(*(engine.answers() for engine in self._replicas.all()))):
+            return True
+        self._replicas.look_again()
+        return False
 
     async def context_tokens(self) -> int | None:
         """Longest prompt and output together, as the first engine that answers has it; None when none does."""

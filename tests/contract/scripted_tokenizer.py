@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services import rpc
 from services.errors import ServiceError
+from services.gateway.upstream import TOKENIZER_SERVICE
 
 MODEL = "tiny-chat"
 
@@ -181,7 +182,8 @@ class ScriptedTokenizer(_Servicer):
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, server)
         checks = cast(Any, health).aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        await checks.set("", status)
+        for name in ("", TOKENIZER_SERVICE):
+            await checks.set(name, status)
         self.address = f"{host}:{rpc.bind(server, f'{host}:{port}')}"
         await server.start()
         try:

@@ -156,4 +156,7 @@ async def test_health_tells_no_address(tokenizer: ScriptedTokenizer) -> None:
             response = await client.get("/health")
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
-            assert response.json() == {"status": "unavailable", "message": "no tokenizer is serving"}
+            assert response.json() == {
+                "status": "unavailable",
+                "message": "no model is ready to answer; try again shortly",
+            }

@@ -186,6 +186,20 @@ async def test_health_knows_the_server_and_its_services_only() -> None:
         assert (await tiny.watch("tiny.Other").read()).status == SERVICE_UNKNOWN
 
 
+async def test_a_service_that_is_not_ready_does_not_serve_though_its_server_does(tmp_path: Path) -> None:
+    unready = tmp_path / "unready"
+    unready.touch()
+    async with serving("--unready", str(unready)) as tiny:
+        watch = tiny.watch()
+        assert (await watch.read()).status == NOT_SERVING
+        assert [await tiny.health(), await tiny.health("tiny.Tiny")] == [SERVING, NOT_SERVING]
+        unready.unlink()
+        assert await tiny.health("tiny.Tiny") == SERVING
+        assert (await watch.read()).status == SERVING
+        unready.touch()
+        assert (await watch.read()).status == NOT_SERVING
+
+
 async def reflected(tiny: Tiny) -> list[str]:
     request = cast(Any, reflection_pb2).ServerReflectionRequest(list_services="")
     stub = cast(Any, reflection_pb2_grpc).ServerReflectionStub(tiny.channel)

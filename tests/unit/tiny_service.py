@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import grpc.aio
 
 from services import process
 from services.errors import ServiceError
+from services.health import IsReady
 from services.settings import setting
 
 
@@ -22,6 +23,7 @@ class TinySettings(process.ServerSettings):
 
     num_shelves: int = setting(1, help="shelves", minimum=1)
     closed: Path | None = setting(None, help="file that is written when resources are closed")
+    unready: Path | None = setting(None, help="file; while it exists, the service is not ready")
 
 
 class NoShelvesLeft(ServiceError):
@@ -32,7 +34,7 @@ class NoShelvesLeft(ServiceError):
 
 
 @asynccontextmanager
-async def build(config: TinySettings, server: grpc.aio.Server) -> AsyncGenerator[Sequence[str]]:
+async def build(config: TinySettings, server: grpc.aio.Server) -> AsyncGenerator[Mapping[str, IsReady]]:
     """Serves ``tiny.Tiny/Echo``, a stream of plain bytes in both directions; it hangs after ``hang``.
 
     ``fencepost.tiny.Tiny/WatchEcho`` answers once, or without pause if told ``busy``, and never ends by itself.
@@ -63,8 +65,12 @@ async def build(config: TinySettings, server: grpc.aio.Server) -> AsyncGenerator
     watching: Any = grpc.unary_stream_rpc_method_handler(cast(Any, watch))
     watches = grpc.method_handlers_generic_handler("fencepost.tiny.Tiny", {"WatchEcho": watching})
     server.add_generic_rpc_handlers((watches,))
+
+    async def is_ready() -> bool:
+        return config.unready is None or not config.unready.exists()
+
     try:
-        yield ("tiny.Tiny",)
+        yield {"tiny.Tiny": is_ready}
     finally:
         is_open = False
         if config.closed is not None:
