@@ -217,9 +217,13 @@ def _count(value: object) -> int | None:
     return value if 0 <= value < _MAX_CHARS else None
 
 
+def encodes(text: str) -> bool:
+    """Whether a text can be written: JSON can spell half of a surrogate pair, UTF-8 cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it is a string that encodes: JSON can spell half of a surrogate pair."""
-    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
+    return isinstance(value, str) and encodes(value)
 
 
 def _list(value: object) -> list[object]:

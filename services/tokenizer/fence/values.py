@@ -20,7 +20,7 @@ from services.tokenizer.fence.program import (
     is_prefix_free,
     sequence,
 )
-from services.tokenizer.fence.schemas import TextRule, keywords_of, literals_of, text_rule, without_strings
+from services.tokenizer.fence.schemas import TextRule, encodes, keywords_of, literals_of, text_rule, without_strings
 
 _INTEGER = "(?:0|-?[1-9][0-9]*)"
 _NUMBER = rf"(?:{_INTEGER}|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])"
@@ -119,7 +119,7 @@ class ValueWriter:
     def _choose(self, texts: Sequence[str]) -> Choose | None:
         """One of ``texts``; None where they cannot be told apart, or none of them can be written."""
         ends = (self._after, *self._forbidden)
-        written = [text for text in dict.fromkeys(texts) if not any(end in text for end in ends)]
+        written = [text for text in dict.fromkeys(texts) if encodes(text) and not any(end in text for end in ends)]
         keys = [text + self._after for text in written]
         if not keys or (len(keys) > 1 and not is_prefix_free(keys)):
             return None

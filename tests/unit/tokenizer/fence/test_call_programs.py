@@ -368,6 +368,16 @@ def test_null_beside_a_container_is_jsons_even_where_it_is_pythons_elsewhere():
     assert accepts(draft, beside.replace("None", "null"))
 
 
+@pytest.mark.parametrize("name", ["qwen_xml", "glm_xml_4_5"])
+def test_a_value_that_no_text_can_hold_is_left_out_of_those_listed(name: str):
+    half = "\ud83d"
+    draft = program(name, [tool("f", fields("a", a={"enum": ["b", half, 1, [half]]}))], REQUIRED)
+    assert accepts(draft, written(name, call("f", a="b")))
+    assert accepts(draft, written(name, call("f", a=1)))
+    assert not accepts(draft, written(name, call("f", a="c")))
+    assert accepts(program(name, [tool("f", fields("a", a={"enum": [half, [half]]}))]), written(name, call("f", a="c")))
+
+
 @each_dialect
 def test_keys_that_begin_alike_are_told_apart(name: str):
     draft = program(name, [tool("f", fields("", a=whole(), ab=whole(), **{"a b": whole()}))], REQUIRED)
