@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class RowPlan(NamedTuple):
     first: int
     num_tokens: int
     context: list[tuple[int, int]]
-    scattered: Optional[torch.Tensor]  # noqa: UP045 - compiled functions know no other spelling
+    scattered: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
