@@ -83,8 +83,10 @@ def test_long_rows_attend_to_their_own_tokens_causally(num_tokens: int) -> None:
     key, value = torch.randn(2, num_tokens, 2, 16, generator=generator)
     row = plan_step(Batch((Row(np.zeros(num_tokens, np.int32), 0, range(num_tokens), 1),)), 1, _CPU).rows
     attended = attend_runs(query, key, value, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16), row, 0.25)
-    by_head = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    expected = torch.nn.functional.scaled_dot_product_attention(*by_head, is_causal=True, scale=0.25, enable_gqa=True)
+    by_head = [tensor.transpose(0, 1) for tensor in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        by_head[0], by_head[1], by_head[2], is_causal=True, scale=0.25, enable_gqa=True
+    )
     torch.testing.assert_close(attended, expected.transpose(0, 1).flatten(1), atol=2e-5, rtol=1e-5)
 
 
