@@ -145,13 +145,9 @@ async def _servers(options: argparse.Namespace) -> AsyncGenerator[dict[str, Serv
 
 
 async def _peer(named: str | None, model_dir: Path) -> Server:
-    match named:
-        case None:
-            return Transformers(model_dir)
-        case _ if named == _TRANSFORMERS_BATCH:
-            return TransformersBatch(model_dir)
-        case url:
-            return await connect(url)
+    if named == _TRANSFORMERS_BATCH:
+        return TransformersBatch(model_dir)
+    return await connect(named) if named else Transformers(model_dir)
 
 
 if __name__ == "__main__":

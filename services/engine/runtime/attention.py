@@ -142,8 +142,8 @@ def _attend_causally(
         part = _flash(piece, keys, values, True, scale)
         if first > 0:
             folded = piece.reshape(1, num_groups, group * count, dim)
-            before = (key.narrow(1, 0, first).unsqueeze(0), value.narrow(1, 0, first).unsqueeze(0))
-            output, weight = _flash(folded, before[0], before[1], False, scale)
+            keys, values = key.narrow(1, 0, first).unsqueeze(0), value.narrow(1, 0, first).unsqueeze(0)
+            output, weight = _flash(folded, keys, values, False, scale)
             part = _merge(part, (output.reshape(shape), weight.reshape(num_groups, group, count)))
         outputs.append(part[0])
         weights.append(part[1])
