@@ -45,7 +45,8 @@ def read_value(text: str, types: frozenset[str], *, reads_python: bool = False) 
     """The JSON text that an unquoted value is; None where it is a string.
 
     A string where nothing else is declared. Otherwise JSON of a declared type is that, and anything else is a
-    string; where strings are not allowed, any JSON is better than a string. ``True``, ``False`` and ``None`` are
+    string; where strings are not allowed, any JSON is better than a string. White space around a number or a literal
+    makes it a string where that is allowed: written anew it would be lost. ``True``, ``False`` and ``None`` are
     JSON's literals where strings are not allowed, and with ``reads_python`` where they are one type of several.
     """
     if types == STRING_ONLY:
@@ -58,6 +59,8 @@ def read_value(text: str, types: frozenset[str], *, reads_python: bool = False) 
         return value
     # A quoted text is a string with quotation marks, since the format writes none.
     kind = _kind(value)
+    if not is_python and value != text and kind not in ("object", "array"):
+        return None
     is_declared = kind in types or (kind == "number" and "integer" in types)
     return value if is_declared and kind != "string" else None
 
