@@ -49,6 +49,7 @@ class _Layers(torch.nn.Module):
         self.num_heads = int(attention.q_proj.out_features) // self.head_dim
         self.num_groups = int(attention.k_proj.out_features) // self.head_dim
         self.scale = float(attention.scaling)
+        self.num_layers = len(layers)
         hidden = layers[0].input_layernorm.weight.numel()
         eps = float(layers[0].input_layernorm.variance_epsilon)
         self.floor = torch.tensor(math.sqrt(hidden * eps))
@@ -74,12 +75,15 @@ class _Layers(torch.nn.Module):
         slots: torch.Tensor,
         pools: list[tuple[torch.Tensor, torch.Tensor]],
         rows: list[RowPlan],
+        last_rows: list[RowPlan],
+        logits_at: torch.Tensor,
         first: int,
         stop: int,
     ) -> torch.Tensor:
-        """Layers [first, stop) over hidden [T, hidden].
+        """Layers [first, stop) over hidden [T, hidden]; the last one's result is [wanted rows, hidden].
 
-        cos and sin are [T, 1, head_dim], the first half of sin negated.
+        cos and sin are [T, 1, head_dim], the first half of sin negated. What the last layer makes of a token is used
+        for its logits alone, so it stores the state of all and goes on with those that are wanted.
         """
         heads, groups = self.num_heads, self.num_groups
         for i in range(first, stop):
@@ -92,10 +96,15 @@ class _Layers(torch.nn.Module):
             # rotate_half: the halves change places, and what is the first one now is negated.
             left, right = query_key.chunk(2, -1)
             query_key = (query_key * cos).addcmul_(torch.cat((right, left), -1), sin)
+            key_pool.index_copy_(1, slots, query_key.narrow(1, heads, groups).transpose(0, 1))
+            value_pool.index_copy_(1, slots, joint.narrow(1, heads + groups, groups).transpose(0, 1))
+            if i + 1 == self.num_layers and len(logits_at) < len(hidden):
+                if len(logits_at) == 0:
+                    return hidden.narrow(0, 0, 0)
+                hidden, rows = hidden.index_select(0, logits_at), last_rows
+                query_key, joint = query_key.index_select(0, logits_at), joint.index_select(0, logits_at)
             query = query_key.narrow(1, 0, heads)
             key, value = query_key.narrow(1, heads, groups), joint.narrow(1, heads + groups, groups)
-            key_pool.index_copy_(1, slots, key.transpose(0, 1))
-            value_pool.index_copy_(1, slots, value.transpose(0, 1))
             attended = attend_runs(query, key, value, key_pool, value_pool, rows, self.scale)
             hidden = hidden + self.output(i, attended)
             gate, up = self.gate_up(i, normalized(hidden, self.before_mlp[i], self.floor)).chunk(2, -1)
@@ -144,11 +153,13 @@ class FusedDecoder:
                 if gate is not None:
                     gate.wait(done, LAYER_TIMEOUT_S)
                     stop = min(gate.num_open, num_layers)
-                hidden = self._layers(hidden, cos, sin, plan.slots, pools, plan.rows, done, stop)
+                hidden = self._layers(
+                    hidden, cos, sin, plan.slots, pools, plan.rows, plan.last_rows, plan.logits_at, done, stop
+                )
                 done = stop
-            hidden = normalized(hidden.index_select(0, plan.logits_at), self._norm, self._floor)
-        if not len(hidden):
-            return torch.empty(0, self.vocab_size)
+            if not len(hidden):
+                return torch.empty(0, self.vocab_size)
+            hidden = normalized(hidden, self._norm, self._floor)
         # Outside inference mode, so that samplers may edit it in place.
         with torch.no_grad():
             return self._head(0, hidden)

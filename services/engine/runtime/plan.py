@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from services.engine.runtime.batch import Batch
+from services.engine.runtime.batch import Batch, Row
 from services.engine.runtime.runs import Run, slot_runs, slots_of
 
 _GATHERED_TOKENS = 256
@@ -35,6 +35,7 @@ class StepPlan:
 
     token_ids, positions: [1, T]. slots: [T], where each token's state goes in the pools.
     logits_at: packed indices of the tokens whose logits are wanted, in row order.
+    rows: how the T tokens attend. last_rows: how those of logits_at do, packed without the others.
     """
 
     token_ids: torch.Tensor
@@ -42,6 +43,7 @@ class StepPlan:
     slots: torch.Tensor
     logits_at: torch.Tensor
     rows: list[RowPlan]
+    last_rows: list[RowPlan]
 
 
 def plan_step(
@@ -51,6 +53,13 @@ def plan_step(
 
     Raises ValueError if a row is empty, its block table is too short or it wants more logits than it has tokens.
     """
+
+    def attended(row: Row, num_tokens: int, first: int) -> RowPlan:
+        """The last num_tokens of a row, packed from first on."""
+        num_context = row.start + len(row.token_ids) - (0 if num_tokens == 1 else num_tokens)
+        context = slot_runs(row.block_ids, 0, num_context, block_tokens)
+        return RowPlan(first, num_tokens, *_parted(context, gathered_tokens if device.type == "cpu" else 0))
+
     rows: list[RowPlan] = []
     written: list[Run] = []
     positions: list[Run] = []
@@ -63,13 +72,18 @@ def plan_step(
         if not 0 <= row.num_logits <= num_tokens:
             raise ValueError(f"a row of {num_tokens} tokens has no logits for {row.num_logits}")
         written += slot_runs(row.block_ids, row.start, num_tokens, block_tokens)
-        num_context = row.start + 1 if num_tokens == 1 else row.start
-        context = slot_runs(row.block_ids, 0, num_context, block_tokens)
-        context, scattered = _parted(context, gathered_tokens if device.type == "cpu" else 0)
-        rows.append(RowPlan(num_packed, num_tokens, context, scattered))
         positions.append((row.start, row.start + num_tokens))
+        rows.append(attended(row, num_tokens, num_packed))
         num_packed += num_tokens
         logits_at += range(num_packed - row.num_logits, num_packed)
+    last_rows = rows
+    if len(logits_at) < num_packed:
+        last_rows = list[RowPlan]()
+        num_wanted = 0
+        for row in batch.rows:
+            if row.num_logits > 0:
+                last_rows.append(attended(row, row.num_logits, num_wanted))
+                num_wanted += row.num_logits
     token_ids = np.concatenate([row.token_ids for row in batch.rows]).astype(np.int64)
     return StepPlan(
         token_ids=torch.as_tensor(token_ids, device=device).unsqueeze(0),
@@ -77,6 +91,7 @@ def plan_step(
         slots=torch.as_tensor(slots_of(written), device=device),
         logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
         rows=rows,
+        last_rows=last_rows,
     )
 
 

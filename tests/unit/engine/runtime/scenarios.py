@@ -84,16 +84,17 @@ def restored_while_computed(subject: Subject) -> None:
 def mixed_batch(subject: Subject) -> None:
     starts = (0, 40, 64, 31, 1, 80)
     lengths = (33, 20, 1, 1, 1, 2)
+    wanted = (3, 0, 1, 1, 1, 1)
     rows: list[Row] = []
     sequences = [subject.tokens(start + n) for start, n in zip(starts, lengths, strict=True)]
-    for sequence, start in zip(sequences, starts, strict=True):
+    for sequence, start, num_logits in zip(sequences, starts, wanted, strict=True):
         blocks = subject.blocks(len(sequence))
         if start:
             subject.prefill(sequence[:start], blocks)
-        rows.append(Row(sequence[start:], start, blocks, num_logits=int(start != 40)))
+        rows.append(Row(sequence[start:], start, blocks, num_logits))
     logits = subject.runtime.forward(Batch(tuple(rows)))
-    wanted = [seq for seq, row in zip(sequences, rows, strict=True) if row.num_logits]
-    for row_logits, sequence in zip(logits, wanted, strict=True):
+    ends = [seq[: len(seq) - i] for seq, count in zip(sequences, wanted, strict=True) for i in reversed(range(count))]
+    for row_logits, sequence in zip(logits, ends, strict=True):
         subject.check(row_logits, sequence)
 
 
