@@ -77,6 +77,14 @@ def paged_attention(
 cast(_Registry, AttentionInterface).register(ATTENTION_NAME, paged_attention)
 
 
+def spreads_heads(num_groups: int) -> bool:
+    """Whether the query heads of a single token are better attended one by one than together by key head.
+
+    Together they share one pass over the keys, on one thread.
+    """
+    return num_groups % torch.get_num_threads() != 0
+
+
 def attend_runs(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -84,30 +92,34 @@ def attend_runs(
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
     rows: list[RowPlan],
+    spread: bool,
     scale: float,
 ) -> torch.Tensor:
     """Attend each row to its long runs in place, to a copy of the short ones, and to its own tokens causally; CPU only.
 
     Token-major, as layers compute: query is [T, heads, dim], key and value [T, kv_heads, dim], the result
-    [T, heads * dim]. The query heads of one key head are folded into the query axis, so that they share one pass
-    over the keys. Partial results merge by log-sum-exp. The pools must already hold the state of
-    single-token rows. Can be compiled with torch.jit.script.
+    [T, heads * dim]; spread is `spreads_heads`. The query heads of one key head are folded into the query axis, so that
+    they share one pass over the keys, but where spread not those of a single token. Partial results merge by
+    log-sum-exp. The pools must already hold the state of single-token rows. Can be compiled with torch.jit.script.
     """
     _, num_heads, dim = query.shape
     num_groups = key.shape[1]
     group = num_heads // num_groups
-    key_pool, value_pool = key_pool.unsqueeze(0), value_pool.unsqueeze(0)
     outputs: list[torch.Tensor] = []
     for first, num_tokens, context, scattered in rows:
         own_query = query.narrow(0, first, num_tokens).transpose(0, 1)
         folded = own_query.reshape(1, num_groups, group * num_tokens, dim)
+        repeats = group if spread and num_tokens == 1 else 0
+        if repeats > 0:
+            folded = folded.view(num_groups, group, 1, dim)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
         for run_first, run_stop in context:
-            keys = key_pool.narrow(2, run_first, run_stop - run_first)
-            values = value_pool.narrow(2, run_first, run_stop - run_first)
+            keys = _for_heads(key_pool.narrow(1, run_first, run_stop - run_first), repeats)
+            values = _for_heads(value_pool.narrow(1, run_first, run_stop - run_first), repeats)
             merged = _merge(merged, _flash(folded, keys, values, False, scale))
         if scattered is not None:
-            keys, values = key_pool.index_select(2, scattered), value_pool.index_select(2, scattered)
+            keys = _for_heads(key_pool.index_select(1, scattered), repeats)
+            values = _for_heads(value_pool.index_select(1, scattered), repeats)
             merged = _merge(merged, _flash(folded, keys, values, False, scale))
         if num_tokens > 1:
             own_key = key.narrow(0, first, num_tokens).transpose(0, 1)
@@ -135,21 +147,27 @@ def _attend_causally(
     for first in range(0, num_tokens, 256):
         count = min(256, num_tokens - first)
         piece = query.narrow(2, first, count)
-        # Key heads take the batch axis: a stride of zero repeats them without a copy.
-        shape = (num_groups, group, count, dim)
-        keys = key.narrow(1, first, count).unsqueeze(1).expand(shape)
-        values = value.narrow(1, first, count).unsqueeze(1).expand(shape)
+        keys = _for_heads(key.narrow(1, first, count), group)
+        values = _for_heads(value.narrow(1, first, count), group)
         part = _flash(piece, keys, values, True, scale)
         if first > 0:
             folded = piece.reshape(1, num_groups, group * count, dim)
-            keys, values = key.narrow(1, 0, first).unsqueeze(0), value.narrow(1, 0, first).unsqueeze(0)
+            keys, values = _for_heads(key.narrow(1, 0, first), 0), _for_heads(value.narrow(1, 0, first), 0)
             output, weight = _flash(folded, keys, values, False, scale)
-            part = _merge(part, (output.reshape(shape), weight.reshape(num_groups, group, count)))
+            part = _merge(part, (output.reshape(piece.shape), weight.reshape(num_groups, group, count)))
         outputs.append(part[0])
         weights.append(part[1])
     if len(outputs) == 1:
         return outputs[0], weights[0]
     return torch.cat(outputs, 2), torch.cat(weights, 2)
+
+
+def _for_heads(state: torch.Tensor, repeats: int) -> torch.Tensor:
+    """Keys or values [groups, n, dim] beside queries: [1, groups, n, dim] where those are folded.
+
+    With repeats, beside queries [groups, repeats, queries, dim]: a stride of zero repeats each key head without a copy.
+    """
+    return state.unsqueeze(1).expand(-1, repeats, -1, -1) if repeats > 0 else state.unsqueeze(0)
 
 
 def _flash(

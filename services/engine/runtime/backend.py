@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from services.engine.runtime import cuda
-from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows
+from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows, spreads_heads
 from services.engine.runtime.batch import Batch
 from services.engine.runtime.copies import HostCopies, Pools, StagedCopies, StateCopies
 from services.engine.runtime.layout import StateLayout
@@ -70,7 +70,8 @@ def runs(batch: Batch, plan: StepPlan) -> LayerAttention:
         scale: float,
     ) -> torch.Tensor:
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return attend_runs(query, key, value, key_pool, value_pool, plan.rows, scale).view(1, *query.shape)
+        spread = spreads_heads(len(key_pool))
+        return attend_runs(query, key, value, key_pool, value_pool, plan.rows, spread, scale).view(1, *query.shape)
 
     return attend
 

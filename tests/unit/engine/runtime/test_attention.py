@@ -67,9 +67,10 @@ def test_runs_and_block_tables_equal_gathering(
     key, value = pools[:, None, :, plan.slots]
 
     own_query, own_key, own_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    fast = attend_runs(own_query, own_key, own_value, pools[0], pools[1], plan.rows, dim**-0.5)
     slow = attend_gathered(query, pools[0], pools[1], gathered_rows(plan), dim**-0.5)[0].flatten(1)
-    torch.testing.assert_close(fast, slow, atol=2e-5 * spread, rtol=1e-5)
+    for is_spread in (False, True):
+        fast = attend_runs(own_query, own_key, own_value, pools[0], pools[1], plan.rows, is_spread, dim**-0.5)
+        torch.testing.assert_close(fast, slow, atol=2e-5 * spread, rtol=1e-5)
 
     tables = varlen_rows(batch, block_tokens, _CPU)
     by_table = attend_varlen(query, pools[0], pools[1], tables, varlen_twin, block_tokens, dim**-0.5)
@@ -82,7 +83,7 @@ def test_long_rows_attend_to_their_own_tokens_causally(num_tokens: int) -> None:
     query = torch.randn(num_tokens, 6, 16, generator=generator)
     key, value = torch.randn(2, num_tokens, 2, 16, generator=generator)
     row = plan_step(Batch((Row(np.zeros(num_tokens, np.int32), 0, range(num_tokens), 1),)), 1, _CPU).rows
-    attended = attend_runs(query, key, value, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16), row, 0.25)
+    attended = attend_runs(query, key, value, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16), row, False, 0.25)
     by_head = [tensor.transpose(0, 1) for tensor in (query, key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(
         by_head[0], by_head[1], by_head[2], is_causal=True, scale=0.25, enable_gqa=True
