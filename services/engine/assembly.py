@@ -119,6 +119,8 @@ async def build(config: EngineConfig, server: grpc.aio.Server) -> AsyncGenerator
         # The stubs call methods abstract that the generated base answers with UNIMPLEMENTED.
         servicer = EngineServicer(core, _facts(config, loaded), fencing, loop_guard=config.loop_guard == "on")  # pyright: ignore[reportAbstractUsage]
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
+        # Not beside the first requests, which it would slow down.
+        await fencing.built()
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(core.run())
             try:

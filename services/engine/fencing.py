@@ -18,7 +18,7 @@ from services.vocabulary import Vocabulary
 
 
 class Fencing:
-    """Of one model. Its tables are built in the background; the first request with a fence waits for them."""
+    """Of one model. Its tables are built in the background, which `built` waits for."""
 
     def __init__(self, vocabulary: Vocabulary, model_dir: Path, end_ids: Iterable[int], num_ids: int) -> None:
         """``num_ids``: width of the model's logits."""
@@ -28,6 +28,10 @@ class Fencing:
         self._num_ids = num_ids
         self._thread = ThreadPoolExecutor(1, "fence")
         self._building = self._thread.submit(self._build)
+
+    async def built(self) -> None:
+        """Returns when there are tables. Raises nothing: where a tokenizer has none, each request with a fence says so."""
+        await asyncio.gather(asyncio.wrap_future(self._building), return_exceptions=True)
 
     async def compile(self, program: Program, thinking: ThinkingMarks | None) -> CompiledFence:
         """Raises InvalidRequest where this model's tokens cannot keep it, or it cannot be meant."""
