@@ -30,7 +30,8 @@ from bench.fences.programs import Mode
 from bench.fences.step_cost import StepCost
 from bench.fences.timing import cpu_us, percentile
 from bench.fences.vocabularies import compiler, marker_ids
-from services.engine.fence.compile import CompiledFence, FenceCompiler
+from services.engine.fence.compile import FenceCompiler
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence
 from services.models.store import DEFAULT_MODEL, resolve
 

@@ -31,7 +31,8 @@ from bench.fences.strict_parsers import (
 )
 from bench.fences.vocabularies import marker_ids
 from services.engine.fence.allowed import Free, Ids, Mask
-from services.engine.fence.compile import CompiledFence, FenceCompiler
+from services.engine.fence.compile import FenceCompiler
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence, Region
 from services.engine.fence.program import Program
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.fences.forcing import first_illegal
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.json_text import START, canonical_table, unfinished_numbers
 from services.engine.fence.machine import Fence
 from services.engine.fence.program import Value

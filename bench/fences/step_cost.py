@@ -26,7 +26,7 @@ from services.engine.blocks import BlockPool
 from services.engine.cache_manager import CacheManager
 from services.engine.choosing import TokenChooser
 from services.engine.end_rules import EndRules
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence, Region
 from services.engine.fence.program import Literal, Program, Raw, Sequence, Value
 from services.engine.guard.lexicon import Lexicon

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from services.engine.errors import InvalidRequest
-from services.engine.fence.compile import CompiledFence, FenceCompiler
+from services.engine.fence.compile import FenceCompiler
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.errors import FenceError
 from services.engine.fence.program import Program
 from services.engine.fence.token_rows import TokenRows
@@ -30,7 +31,7 @@ class Fencing:
         self._building = self._thread.submit(self._build)
 
     async def built(self) -> None:
-        """Returns when there are tables. Raises nothing: where a tokenizer has none, each request with a fence says so."""
+        """Returns when there are tables, or when it is known that there are none: then requests with fences fail."""
         await asyncio.gather(asyncio.wrap_future(self._building), return_exceptions=True)
 
     async def compile(self, program: Program, thinking: ThinkingMarks | None) -> CompiledFence:

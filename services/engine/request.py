@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.program import Relaxed
 from services.engine.thinking import ThinkingMarks
 

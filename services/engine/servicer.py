@@ -14,7 +14,7 @@ from fencepost.engine.v1 import engine_pb2_grpc
 from services.engine.core import EngineCore
 from services.engine.errors import InvalidRequest, StoreFailed, Unsupported
 from services.engine.event_messages import TIERS, generate_response, merged, prefill_response
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence_fields import read_program
 from services.engine.fencing import Fencing
 from services.engine.load import Load

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.engine.fence.allowed import Allowed
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.text_automaton import BEGINNING, Place
 from services.engine.fence.thread import Behind, Thread
 from services.engine.fence.tokens import Row

@@ -15,7 +15,7 @@ from enum import Enum, auto
 import numpy as np
 
 from services.engine.fence.allowed import Allowed, Free, Ids, Mask
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.free_thread import FreeThread
 from services.engine.fence.program import Relaxed
 from services.engine.fence.raw_thread import RawThread

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.engine.fence.allowed import Allowed, Mask
-from services.engine.fence.compile import CompiledFence, CompiledRaw
+from services.engine.fence.compiled import CompiledFence, CompiledRaw
 from services.engine.fence.text_automaton import BEGINNING, Place, Step
 from services.engine.fence.thread import Behind, Thread
 from services.engine.fence.tokens import Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.engine.fence.compile import CompiledFence, CompiledRaw
+from services.engine.fence.compiled import CompiledFence, CompiledRaw
 from services.engine.fence.free_thread import FreeThread
 from services.engine.fence.raw_thread import RawThread
 from services.engine.fence.thinking_thread import ThinkingThread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.engine.fence.allowed import Allowed
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.masking import is_allowed
 from services.engine.fence.text_automaton import BEGINNING, Place
 from services.engine.fence.thread import Behind, Thread

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.engine.fence.allowed import Allowed
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.trie import TrieNode
 
 

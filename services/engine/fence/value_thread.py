@@ -10,7 +10,7 @@ import numpy as np
 
 from services.engine.fence import json_text
 from services.engine.fence.allowed import Allowed, Mask
-from services.engine.fence.compile import CompiledFence, CompiledRaw
+from services.engine.fence.compiled import CompiledFence, CompiledRaw
 from services.engine.fence.open_keys import OpenKeys
 from services.engine.fence.program import Grammar, Raw, Value
 from services.engine.fence.raw_thread import RawThread

@@ -16,7 +16,7 @@ from bench.fences.programs import CHATML_JSON, Mode
 from services.engine.choosing import TokenChooser, choose_tokens, new_chooser
 from services.engine.draft.drafter import Drafter
 from services.engine.fence.allowed import Free, Ids, Mask
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence
 from services.engine.fence.masking import is_allowed, masked
 from services.engine.guard.lexicon import Lexicon

@@ -13,7 +13,7 @@ from bench.fences.agent_tools import TOOLS
 from bench.fences.driving import CASES, Case
 from bench.fences.forcing import files_by_kind, first_illegal, ids_of
 from bench.fences.programs import Mode
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence
 from services.tokenizer.dialects.events import CallText
 from tests.unit.engine.fence.fetched import fetched

@@ -17,8 +17,8 @@ from services.engine.fence.program import (
     Sequence,
     TextTrigger,
     Trigger,
-    validate,
 )
+from services.engine.fence.validation import validate
 
 
 def errors_of(*nodes: Node, entry: int = 0, trigger: Trigger | None = None) -> str:

@@ -15,7 +15,7 @@ from bench.fences.programs import Mode
 from bench.fences.strict_parsers import parse_qwen_xml, parse_qwen_xml_untagged
 from bench.fences.vocabularies import marker_ids
 from services.engine.fence.allowed import Free, Ids
-from services.engine.fence.compile import CompiledFence
+from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence, Region
 from services.engine.fence_fields import read_program
 from services.tokenizer.conversation import Conversation, Message, Role
