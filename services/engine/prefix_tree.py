@@ -122,13 +122,23 @@ class PrefixTree:
             self._settle(leaf)
 
     def remove(self, owner: Owner) -> int:
-        """Free all blocks of an owner and its parts, but for those in use; how many were freed. Walks the tree."""
+        """Free all blocks of an owner and its parts, but for those in use; how many were freed. Walks the tree.
+
+        Below them are only its own and what others that are over have left, which goes, too.
+        """
         before = self.num_blocks
         for leaf in [node for node in self.nodes() if not node.children]:
-            node = leaf
-            while node in self._belt and node.owner.is_part_of(owner) and (above := node.parent) is not None:
+            doomed: list[Node] = []
+            num_left = 0
+            for node in reversed(self.path(leaf)):
+                if not (node.owner.is_over or node.owner.is_part_of(owner)):
+                    break
+                doomed.append(node)
+                num_left = 0 if node.owner.is_part_of(owner) else num_left + 1
+            for node in doomed[: len(doomed) - num_left]:
+                if node not in self._belt:
+                    break
                 self._remove(node)
-                node = above
         return before - self.num_blocks
 
     def protect(self, holder: Hashable, node: Node) -> None:

@@ -291,6 +291,21 @@ def test_deleting_removes_all_that_is_the_conversations_own_and_nothing_else(eng
     engine.memory.check_accounts([])
 
 
+def test_deleting_removes_what_a_conversation_that_is_over_left_behind_its_blocks(engine: Engine):
+    old = engine.turn([*PROMPT, *[9] * 16], key="old")
+    engine.conversations.release("a", "old")
+    engine.turn(PROMPT)
+    kept = engine.turn([*[8] * 16, *[9] * 8], key="other")
+    engine.conversations.release("a", "other")
+    assert engine.cached(old) == len(old)
+    conversation = engine.conversations.release("a", "k")
+    assert conversation is not None
+    engine.tree.remove(conversation)
+    assert engine.cached(old) == 0
+    assert engine.cached(kept) == len(kept), "behind none of its blocks"
+    engine.memory.check_accounts([])
+
+
 def test_deleting_spares_what_a_request_uses(engine: Engine):
     ids = engine.turn(PROMPT, [2, 3])
     running = engine.arrive([*ids, 5])
