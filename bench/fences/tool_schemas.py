@@ -24,16 +24,13 @@ from services.engine.fence.errors import FenceError
 from services.engine.fence_fields import read_program
 from services.models.store import resolve
 from services.tokenizer.conversation import Conversation, Message, Role, ToolMode
-from services.tokenizer.dialects.deepseek_dsml import DSML_V4
 from services.tokenizer.dialects.dialect import Dialect
 from services.tokenizer.dialects.events import ToolSpec
-from services.tokenizer.dialects.glm_xml import GLM_4_5
-from services.tokenizer.dialects.registry import CHATML_JSON, QWEN_XML
 from services.tokenizer.errors import InvalidRequestError
 from services.tokenizer.fence.fence import Fences, PromptEnd
 from services.tokenizer.fence_messages import write_program
+from tests.unit.engine.fence.real_dialects import DIALECTS
 
-_DIALECTS: tuple[Dialect, ...] = (CHATML_JSON, QWEN_XML, GLM_4_5, DSML_V4)
 _NAMES = {
     "object": "dict HashMap Hashtable",
     "array": "list tuple ArrayList Array Queue Stack",
@@ -76,7 +73,7 @@ class Report:
 def measure(folder: Path, smollm2_dir: Path) -> Report:
     """Raises OSError."""
     report, tools = Report(), list(_tools(folder))
-    for dialect in _DIALECTS:
+    for dialect in DIALECTS.values():
         report.run(dialect, tools, compiler("smollm2", smollm2_dir))
     return report
 

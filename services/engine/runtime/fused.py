@@ -50,7 +50,6 @@ class _Layers(torch.nn.Module):
         self.num_groups = int(attention.k_proj.out_features) // self.head_dim
         self.scale = float(attention.scaling)
         self.spreads_heads = spreads_heads(self.num_groups)
-        self.num_layers = len(layers)
         hidden = layers[0].input_layernorm.weight.numel()
         eps = float(layers[0].input_layernorm.variance_epsilon)
         self.floor = torch.tensor(math.sqrt(hidden * eps))
@@ -99,7 +98,7 @@ class _Layers(torch.nn.Module):
             query_key = (query_key * cos).addcmul_(torch.cat((right, left), -1), sin)
             key_pool.index_copy_(1, slots, query_key.narrow(1, heads, groups).transpose(0, 1))
             value_pool.index_copy_(1, slots, joint.narrow(1, heads + groups, groups).transpose(0, 1))
-            if i + 1 == self.num_layers and len(logits_at) < len(hidden):
+            if i + 1 == len(self.before_mlp) and len(logits_at) < len(hidden):
                 if len(logits_at) == 0:
                     return hidden.narrow(0, 0, 0)
                 hidden, rows = hidden.index_select(0, logits_at), last_rows

@@ -11,10 +11,10 @@ import pytest
 
 from bench.fences.agent_tools import TOOLS
 from bench.fences.driving import CASES, Answer, Case, drive, judge
+from bench.fences.forcing import is_legal
 from bench.fences.programs import Mode
 from bench.fences.strict_parsers import parse_qwen_xml, parse_qwen_xml_untagged
 from bench.fences.vocabularies import marker_ids
-from services.engine.fence.allowed import Free, Ids
 from services.engine.fence.compiled import CompiledFence
 from services.engine.fence.machine import Fence, Region
 from services.engine.fence_fields import read_program
@@ -121,10 +121,3 @@ def test_what_names_no_tool_is_text_token_by_token(case: Case, text: str, smollm
     read = add_up(parse(QWEN_XML, [text], SPECS))
     assert not read.calls
     assert read.text + "".join(one.text for one in read.malformed) == text.lstrip()
-
-
-def is_legal(fence: Fence, token_id: int) -> bool:
-    allowed = fence.allowed()
-    if isinstance(allowed, Free):
-        return True
-    return token_id in (allowed.ids if isinstance(allowed, Ids) else fence.tokens.ids(allowed.row))
