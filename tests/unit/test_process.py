@@ -207,14 +207,18 @@ async def reflected(tiny: Tiny) -> list[str]:
     return sorted(service.name for service in (await call.read()).list_services_response.service)
 
 
+async def reflection_code(tiny: Tiny) -> grpc.StatusCode:
+    """The status of a call to it that ends without an answer; a read of one that ended early may tell another."""
+    call = cast(Any, reflection_pb2_grpc).ServerReflectionStub(tiny.channel).ServerReflectionInfo()
+    return await call.code()
+
+
 async def test_reflection_only_when_asked_for() -> None:
     async with serving("--reflection", "true") as tiny:
         names = await reflected(tiny)
     assert names == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "tiny.Tiny"]
     async with serving() as tiny:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await reflected(tiny)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await reflection_code(tiny) is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_metrics_page_counts_calls() -> None:
