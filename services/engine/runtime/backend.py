@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 
 from services.engine.runtime import cuda
-from services.engine.runtime.attention import attend_gathered, attend_runs, gathered_rows, spreads_heads
+from services.engine.runtime.attention import attend_gathered, gathered_rows
 from services.engine.runtime.batch import Batch
 from services.engine.runtime.copies import HostCopies, Pools, StagedCopies, StateCopies
 from services.engine.runtime.layout import StateLayout
 from services.engine.runtime.plan import StepPlan
+from services.engine.runtime.run_attention import RunAttention
 from services.engine.runtime.varlen import VarlenKernel, attend_varlen, varlen_rows
 
 
@@ -47,7 +48,8 @@ class Backend:
 def backend_of(device: torch.device, layout: StateLayout, block_tokens: int) -> Backend:
     """The fastest that is installed."""
     if device.type == "cpu":
-        return Backend("runs", runs, HostCopies)
+        attention = RunAttention(layout.channels[0].num_heads)
+        return Backend(f"runs by {attention.kernel.name}", runs(attention), HostCopies)
 
     def new_copies(pools: Pools) -> StateCopies:
         return StagedCopies(pools, cuda.CudaLane(device))
@@ -58,22 +60,24 @@ def backend_of(device: torch.device, layout: StateLayout, block_tokens: int) -> 
     return Backend("varlen", varlen(kernel, block_tokens), new_copies)
 
 
-def runs(batch: Batch, plan: StepPlan) -> LayerAttention:
+def runs(attention: RunAttention) -> Attention:
     """Run by run in place; CPU only."""
 
-    def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        spread = spreads_heads(len(key_pool))
-        return attend_runs(query, key, value, key_pool, value_pool, plan.rows, spread, scale).view(1, *query.shape)
+    def prepare(batch: Batch, plan: StepPlan) -> LayerAttention:
+        def attend(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            key_pool: torch.Tensor,
+            value_pool: torch.Tensor,
+            scale: float,
+        ) -> torch.Tensor:
+            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            return attention(query, key, value, key_pool, value_pool, plan.rows, scale).view(1, *query.shape)
 
-    return attend
+        return attend
+
+    return prepare
 
 
 def gathered(batch: Batch, plan: StepPlan) -> LayerAttention:

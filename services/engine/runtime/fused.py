@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 
-from services.engine.runtime.attention import attend_runs, spreads_heads
 from services.engine.runtime.gate import LAYER_TIMEOUT_S, LayerGate
 from services.engine.runtime.layout import Channel, StateLayout
 from services.engine.runtime.linears import Dense, dense, packed
 from services.engine.runtime.plan import RowPlan, StepPlan
+from services.engine.runtime.run_attention import RunAttention
 
 # The modules that are known to compute what is computed here, by their configurations checked below.
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -49,7 +49,7 @@ class _Layers(torch.nn.Module):
         self.num_heads = int(attention.q_proj.out_features) // self.head_dim
         self.num_groups = int(attention.k_proj.out_features) // self.head_dim
         self.scale = float(attention.scaling)
-        self.spreads_heads = spreads_heads(self.num_groups)
+        self.attention = RunAttention(self.num_groups)
         hidden = layers[0].input_layernorm.weight.numel()
         eps = float(layers[0].input_layernorm.variance_epsilon)
         self.floor = torch.tensor(math.sqrt(hidden * eps))
@@ -105,7 +105,7 @@ class _Layers(torch.nn.Module):
                 query_key, joint = query_key.index_select(0, logits_at), joint.index_select(0, logits_at)
             query = query_key.narrow(1, 0, heads)
             key, value = query_key.narrow(1, heads, groups), joint.narrow(1, heads + groups, groups)
-            attended = attend_runs(query, key, value, key_pool, value_pool, rows, self.spreads_heads, self.scale)
+            attended = self.attention(query, key, value, key_pool, value_pool, rows, self.scale)
             hidden = hidden + self.output(i, attended)
             gate, up = self.gate_up(i, normalized(hidden, self.before_mlp[i], self.floor)).chunk(2, -1)
             hidden = hidden + self.down(i, torch.nn.functional.silu(gate).mul_(up))

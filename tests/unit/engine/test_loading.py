@@ -51,7 +51,8 @@ def test_cuda_that_is_not_there_stops_the_start(model_dir: Path, device: str) ->
 @_WITHOUT_CUDA
 def test_auto_is_the_cpu_where_there_is_no_cuda(model_dir: Path) -> None:
     loaded = _load(model_dir, "--vram-bytes", "1MiB")
-    assert (loaded.runtime.block_tokens, loaded.runtime.attention_name) == (16, "runs")
+    assert loaded.runtime.block_tokens == 16
+    assert loaded.runtime.attention_name in {"runs by torch", "runs by zentorch"}
     assert loaded.identity.weight_format == "fp16"
 
 

@@ -1,5 +1,6 @@
 """The three implementations of attention agree on any rows and any block tables."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,19 @@ from hypothesis import strategies as st
 
 from services.engine.runtime.attention import (
     attend_gathered,
-    attend_runs,
     gathered_rows,
     paged_attention,
 )
 from services.engine.runtime.batch import Batch, Row
 from services.engine.runtime.errors import UnsupportedModelError
 from services.engine.runtime.plan import plan_step
+from services.engine.runtime.run_attention import FlashKernel, RunAttention
 from services.engine.runtime.varlen import attend_varlen, varlen_rows
+from services.engine.runtime.zen import ZenKernel, loads_zen
 from tests.unit.engine.runtime.twins import varlen_twin
 
 _CPU = torch.device("cpu")
+_KERNELS = (FlashKernel(), ZenKernel()) if loads_zen() else (FlashKernel(),)
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,8 +71,10 @@ def test_runs_and_block_tables_equal_gathering(
 
     own_query, own_key, own_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     slow = attend_gathered(query, pools[0], pools[1], gathered_rows(plan), dim**-0.5)[0].flatten(1)
-    for is_spread in (False, True):
-        fast = attend_runs(own_query, own_key, own_value, pools[0], pools[1], plan.rows, is_spread, dim**-0.5)
+    for is_spread, kernel in itertools.product((False, True), _KERNELS):
+        attention = RunAttention(num_groups, kernel)
+        attention.spreads_heads = is_spread
+        fast = attention(own_query, own_key, own_value, pools[0], pools[1], plan.rows, dim**-0.5)
         torch.testing.assert_close(fast, slow, atol=2e-5 * spread, rtol=1e-5)
 
     tables = varlen_rows(batch, block_tokens, _CPU)
@@ -78,12 +83,13 @@ def test_runs_and_block_tables_equal_gathering(
 
 
 @pytest.mark.parametrize("num_tokens", [256, 257, 600])
-def test_long_rows_attend_to_their_own_tokens_causally(num_tokens: int) -> None:
+@pytest.mark.parametrize("kernel", _KERNELS, ids=lambda kernel: type(kernel).__name__)
+def test_long_rows_attend_to_their_own_tokens_causally(num_tokens: int, kernel: FlashKernel | ZenKernel) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     query = torch.randn(num_tokens, 6, 16, generator=generator)
     key, value = torch.randn(2, num_tokens, 2, 16, generator=generator)
     row = plan_step(Batch((Row(np.zeros(num_tokens, np.int32), 0, range(num_tokens), 1),)), 1, _CPU).rows
-    attended = attend_runs(query, key, value, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16), row, False, 0.25)
+    attended = RunAttention(2, kernel)(query, key, value, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16), row, 0.25)
     by_head = [tensor.transpose(0, 1) for tensor in (query, key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(
         by_head[0], by_head[1], by_head[2], is_causal=True, scale=0.25, enable_gqa=True
