@@ -63,19 +63,13 @@ def backend_of(device: torch.device, layout: StateLayout, block_tokens: int) -> 
 def runs(attention: RunAttention) -> Attention:
     """Run by run in place; CPU only."""
 
-    def prepare(batch: Batch, plan: StepPlan) -> LayerAttention:
-        def attend(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            key_pool: torch.Tensor,
-            value_pool: torch.Tensor,
-            scale: float,
-        ) -> torch.Tensor:
-            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-            return attention(query, key, value, key_pool, value_pool, plan.rows, scale).view(1, *query.shape)
+    def by_token(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[0].transpose(0, 1)
 
-        return attend
+    def prepare(batch: Batch, plan: StepPlan) -> LayerAttention:
+        return lambda query, key, value, key_pool, value_pool, scale: attention(
+            by_token(query), by_token(key), by_token(value), key_pool, value_pool, plan.rows, scale
+        ).view(1, *by_token(query).shape)
 
     return prepare
 
@@ -83,18 +77,9 @@ def runs(attention: RunAttention) -> Attention:
 def gathered(batch: Batch, plan: StepPlan) -> LayerAttention:
     """Row by row over copies of what it sees; any device, nothing but torch."""
     rows = gathered_rows(plan)
-
-    def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        return attend_gathered(query, key_pool, value_pool, rows, scale)
-
-    return attend
+    return lambda query, key, value, key_pool, value_pool, scale: attend_gathered(
+        query, key_pool, value_pool, rows, scale
+    )
 
 
 def varlen(kernel: VarlenKernel, block_tokens: int) -> Attention:
@@ -102,17 +87,8 @@ def varlen(kernel: VarlenKernel, block_tokens: int) -> Attention:
 
     def prepare(batch: Batch, plan: StepPlan) -> LayerAttention:
         rows = varlen_rows(batch, block_tokens, plan.slots.device)
-
-        def attend(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            key_pool: torch.Tensor,
-            value_pool: torch.Tensor,
-            scale: float,
-        ) -> torch.Tensor:
-            return attend_varlen(query, key_pool, value_pool, rows, kernel, block_tokens, scale)
-
-        return attend
+        return lambda query, key, value, key_pool, value_pool, scale: attend_varlen(
+            query, key_pool, value_pool, rows, kernel, block_tokens, scale
+        )
 
     return prepare
