@@ -112,7 +112,7 @@ class Peer:
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
         }
-        sent_s, times, ended_s, num_tokens = time.perf_counter(), list[float](), 0.0, 0
+        sent_s, times, only_ends, num_tokens = time.perf_counter(), list[float](), False, 0
         # A connection each: some servers keep one busy until its stream has ended.
         async with (
             httpx.AsyncClient(timeout=_TIMEOUT_S) as client,
@@ -127,12 +127,12 @@ class Peer:
                 if usage := event.get("usage"):
                     num_tokens = usage["completion_tokens"]
                 choices = event.get("choices")
-                # The text of a token may be empty; an event that only ends is none, unless it is the only one.
-                if choices and (choices[0].get("text") or choices[0].get("finish_reason") is None):
+                if choices:
                     times.append(time.perf_counter())
-                elif choices:
-                    ended_s = time.perf_counter()
-        times = times or [ended_s]
+                    only_ends = not choices[0].get("text") and choices[0].get("finish_reason") is not None
+        # The text of a token may be empty: an event that only ends is a token if it is the only one.
+        if only_ends and len(times) > 1:
+            times.pop()
         if num_tokens != max_tokens:
             raise RuntimeError(f"{self.url} ended an answer after {num_tokens} of {max_tokens} tokens")
         return Timed(sent_s, tuple((at, num_tokens / len(times)) for at in times))
