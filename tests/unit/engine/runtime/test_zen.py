@@ -29,7 +29,14 @@ class _Package:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[_Package | None], None]]:
+def not_loaded() -> Iterator[None]:
+    loads_zen.cache_clear()
+    yield
+    loads_zen.cache_clear()
+
+
+@pytest.fixture
+def install(not_loaded: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Package | None], None]:
     def installed(package: _Package | None) -> None:
         def distribution(name: str) -> _Package:
             if package is None:
@@ -39,9 +46,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[_Package | No
         monkeypatch.setattr(importlib.metadata, "distribution", distribution)
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    loads_zen.cache_clear()
-    yield installed
-    loads_zen.cache_clear()
+    return installed
 
 
 def test_none_is_installed(install: Callable[[_Package | None], None]) -> None:
@@ -79,7 +84,7 @@ def test_a_library_that_cannot_be_loaded_is_named(
 
 @needs_zen
 def test_a_kernel_that_computes_something_else_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    not_loaded: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = ZenKernel.forward
 
@@ -88,11 +93,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(
         return output, torch.zeros_like(weight)
 
     monkeypatch.setattr(ZenKernel, "forward", unset)
-    loads_zen.cache_clear()
-    try:
-        assert not loads_zen()
-    finally:
-        loads_zen.cache_clear()
+    assert not loads_zen()
     assert "computes something else" in caplog.text
 
 
